@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP endpoint; the only package that uses asyncio."""

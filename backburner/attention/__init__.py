@@ -1,0 +1,1 @@
+"""Partial attention over pages of K and V: one engine protocol, several engines, and the LogSumExp merge."""

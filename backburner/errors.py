@@ -1,0 +1,102 @@
+"""The exception family: few, named, and each message says what to do."""
+
+
+class BackburnerError(Exception):
+    """Base of everything we raise on purpose. `code` is stable and crosses the wire and the API."""
+
+    code = "internal_error"
+
+
+class ConfigError(BackburnerError):
+    """A flag, environment variable or file of the user is wrong."""
+
+    code = "config_error"
+
+
+class ModelError(BackburnerError):
+    """The model cannot be loaded or is not of the supported family."""
+
+    code = "model_error"
+
+
+class ContextExceeded(BackburnerError):
+    """The prompt and its answer do not fit in the context."""
+
+    code = "context_length_exceeded"
+
+
+class EngineDead(BackburnerError):
+    """The engine thread has failed or is shutting down; nothing can be generated."""
+
+    code = "engine_unavailable"
+
+
+class TransportError(BackburnerError):
+    """Anything that ends the use of a link."""
+
+    code = "transport_error"
+
+
+class LinkClosed(TransportError):
+    """The other side is gone: end of file, reset, or we closed the link."""
+
+    code = "link_closed"
+
+
+class LinkTimeout(TransportError):
+    """No reply within the deadline."""
+
+    code = "link_timeout"
+
+
+class ProtocolError(TransportError):
+    """The peer sent bytes that are not our protocol; the link must be closed."""
+
+    code = "protocol_error"
+
+
+class RemoteError(BackburnerError):
+    """The worker answered a request with an Error message. The link itself is still good."""
+
+    code = "remote_error"
+
+
+class WorkerBusy(RemoteError):
+    """The worker already serves another host."""
+
+    code = "worker_busy"
+
+
+class OutOfBudget(RemoteError):
+    """The worker's memory budget does not admit the page."""
+
+    code = "out_of_budget"
+
+
+class Mismatch(RemoteError):
+    """Host and worker differ in protocol version, page geometry or model; the message says which side has what."""
+
+    code = "mismatch"
+
+
+class UnknownPage(RemoteError):
+    """The worker does not have a page or sequence that the host named."""
+
+    code = "unknown_page"
+
+
+class BadRequest(RemoteError):
+    """The worker found a request well-formed but impossible (wrong shape, wrong layer)."""
+
+    code = "bad_request"
+
+
+REMOTE_ERRORS: dict[str, type[RemoteError]] = {
+    cls.code: cls for cls in (RemoteError, WorkerBusy, OutOfBudget, Mismatch, UnknownPage, BadRequest)
+}
+
+
+def remote_error(code: str, text: str) -> RemoteError:
+    """The exception for an Error message that came over the wire; unknown codes stay readable."""
+    cls = REMOTE_ERRORS.get(code)
+    return cls(text) if cls else RemoteError(f"{code}: {text}")

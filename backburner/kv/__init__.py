@@ -1,0 +1,1 @@
+"""Pages of K and V of one sequence: where each one lives and how it moves."""

@@ -1,0 +1,1 @@
+"""Small C for the CPU, opened with ctypes; everything in it has a numpy twin."""

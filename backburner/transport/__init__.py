@@ -1,0 +1,1 @@
+"""The wire: frames and messages without IO, and links over TCP and memory."""

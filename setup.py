@@ -1,0 +1,22 @@
+"""Builds the C part. It is optional: without a compiler the install succeeds and the numpy twins serve."""
+
+from setuptools import Extension, setup
+
+# Plain shared libraries opened with ctypes; each has an empty module init so that setuptools can name and place it.
+setup(
+    ext_modules=[
+        Extension(
+            "backburner.native._blas",
+            sources=["backburner/native/blas.c"],
+            extra_compile_args=["-O3", "-std=c11"],
+            optional=True,
+        ),
+        Extension(
+            "backburner.native._kernels",
+            sources=["backburner/native/attention.c"],
+            depends=["backburner/native/attention_body.h"],
+            extra_compile_args=["-O3", "-std=c11"],
+            optional=True,
+        ),
+    ],
+)
