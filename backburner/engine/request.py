@@ -1,0 +1,121 @@
+"""What crosses between the API and the engine: a request going in, events coming out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from backburner.errors import BackburnerError
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is chosen from the logits. temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    seed: int | None = None  # None: a fresh one for each request
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to answer. `stop` are strings that end the answer and are not part of it."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Prefill has reached `done` of `total` prompt tokens."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More of the answer. `text` may be empty while a character or a stop string is undecided."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is complete; the last event of a request that succeeded."""
+
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request cannot go on; the last event of a request that failed."""
+
+    error: BackburnerError
+
+
+Event = Progress | Delta | Finished | Failed
+
+# Called on the engine thread, in order; it must return at once and must not raise.
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """The worker as the host sees it, for /health and the log."""
+
+    state: Literal["ready", "lost"]
+    address: str
+    name: str
+    engine: str
+    held_pages: int  # (page, layer) pairs bound for the running or last sequence
+    stored_pages: int  # (page, layer) pairs in the worker's store
+    memory_bytes: int
+    used_bytes: int
+    rtt_us: float
+    bytes_per_s: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A snapshot that any thread may take."""
+
+    alive: bool
+    model: str
+    ctx_size: int
+    running: int
+    waiting: int
+    worker: WorkerStatus | None
+    error: str | None = None
+
+
+class Handle(Protocol):
+    """A submitted request."""
+
+    def cancel(self) -> None:
+        """Stops the work within one step. Safe from any thread, at any time, more than once. No event follows."""
+        ...
+
+
+class EngineClient(Protocol):
+    """The seam between the API and whatever generates tokens."""
+
+    def submit(self, request: GenerationRequest, emit: Emit) -> Handle:
+        """Queues a request. Raises EngineDead when nothing can be generated."""
+        ...
+
+    def status(self) -> EngineStatus: ...
+
+    def close(self) -> None: ...
