@@ -1,0 +1,113 @@
+"""From tokens to text that may be sent: whole characters only, cut at the first stop string."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class Detokenizer(Protocol):
+    """The part of mlx-lm's StreamingDetokenizer that is used here."""
+
+    @property
+    def last_segment(self) -> str: ...
+
+    def add_token(self, token: int) -> Any: ...
+
+    def finalize(self) -> Any: ...
+
+
+class DetokenizerSource(Protocol):
+    """The part of mlx-lm's TokenizerWrapper that is used here; reading `detokenizer` gives fresh state."""
+
+    @property
+    def detokenizer(self) -> Detokenizer: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+
+class StopMatcher:
+    """Cuts a text that arrives in pieces at the stop string that starts first, however the text is split."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = tuple(dict.fromkeys(s for s in stop if s))
+        self._first_characters = frozenset(s[0] for s in self._stop)
+        self._longest = max(map(len, self._stop), default=0)
+        self._held = ""  # the shortest tail that may still become the first match
+        self.stopped = False
+
+    def feed(self, piece: str) -> str:
+        """What of the text so far has become safe to send."""
+        if self.stopped:
+            return ""
+        if not self._stop:
+            return piece
+        text = self._held + piece
+        match = self._match(text)
+        ambiguous = self._ambiguous(text)
+        # A match has to wait for a longer stop string that began before it, or the cut would depend
+        # on how the text was split into tokens.
+        if match <= ambiguous and match < len(text):
+            return self._cut(text, match)
+        self._held = text[ambiguous:]
+        return text[:ambiguous]
+
+    def flush(self) -> str:
+        """The withheld tail, now that nothing can follow it."""
+        match = self._match(self._held)
+        if match < len(self._held):
+            return self._cut(self._held, match)
+        tail, self._held = self._held, ""
+        return tail
+
+    def _cut(self, text: str, end: int) -> str:
+        self._held = ""
+        self.stopped = True
+        return text[:end]
+
+    def _match(self, text: str) -> int:
+        """Where the first complete stop string starts; len(text) if there is none."""
+        return min((i for i in map(text.find, self._stop) if i >= 0), default=len(text))
+
+    def _ambiguous(self, text: str) -> int:
+        """Where the longest tail starts that is a proper prefix of a stop string; len(text) if none."""
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[start] in self._first_characters:
+                tail = text[start:]
+                if any(len(s) > len(tail) and s.startswith(tail) for s in self._stop):
+                    return start
+        return len(text)
+
+
+class TextStream:
+    """The text of one answer. The pieces joined never depend on how tokens split the text."""
+
+    def __init__(self, tokenizer: DetokenizerSource, stop: Sequence[str] = ()) -> None:
+        self._detokenizer = tokenizer.detokenizer
+        # mlx-lm's BPE and SPM detokenizers drop a space at the very start of the text, which would glue
+        # a completion to its prompt. A letter goes in first and is thrown away.
+        for token in tokenizer.encode("a", add_special_tokens=False):
+            self._detokenizer.add_token(token)
+        _ = self._detokenizer.last_segment
+        self._matcher = StopMatcher(stop)
+        self._finished = False
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string has ended the answer; everything after it is dropped."""
+        return self._matcher.stopped
+
+    def push(self, token_id: int) -> str:
+        """The text that became safe to send; empty while a character or a stop string is undecided."""
+        if self.stopped:
+            return ""
+        self._detokenizer.add_token(token_id)
+        return self._matcher.feed(self._detokenizer.last_segment)
+
+    def finish(self) -> str:
+        """The withheld rest, at the end of the answer. May find that a stop string had been met."""
+        if self.stopped or self._finished:
+            return ""
+        self._finished = True
+        self._detokenizer.finalize()
+        # The detokenizer only withholds what ends in U+FFFD (or a space): a character cut in the middle.
+        tail = self._detokenizer.last_segment.rstrip("\ufffd")
+        return self._matcher.feed(tail) + self._matcher.flush()
