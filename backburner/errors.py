@@ -55,6 +55,12 @@ class ProtocolError(TransportError):
     code = "protocol_error"
 
 
+class WorkerLost(TransportError):
+    """The worker went away while it held pages that the answer needs."""
+
+    code = "worker_lost"
+
+
 class RemoteError(BackburnerError):
     """The worker answered a request with an Error message. The link itself is still good."""
 

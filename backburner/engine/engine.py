@@ -1,0 +1,271 @@
+"""The engine thread: it owns the model and the link, takes requests in turn and reports events."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from backburner.engine.request import (
+    Delta,
+    Emit,
+    EngineStatus,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Progress,
+    WorkerStatus,
+)
+from backburner.engine.scheduler import Prefill, RequestQueue, next_step
+from backburner.errors import BackburnerError, ContextExceeded, EngineDead
+
+log = logging.getLogger("backburner.engine")
+
+# A long read logs its progress no more often than this.
+PROGRESS_LOG_INTERVAL_S = 2.0
+
+
+class TextSink(Protocol):
+    """Turns tokens into text that may be sent (`engine.text.TextStream`)."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+    def push(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+S = TypeVar("S")
+
+
+class Runner(Protocol[S]):
+    """One step at a time, on the engine thread. `S` is the runner's own state of a request."""
+
+    ctx_size: int
+    model_name: str
+
+    def start(self, request: GenerationRequest) -> S: ...
+
+    def text(self, request: GenerationRequest) -> TextSink: ...
+
+    def prefill(self, state: S, start: int, stop: int) -> int | None:
+        """Reads prompt tokens [start, stop). After the last of them: the first token of the answer."""
+        ...
+
+    def decode(self, state: S) -> int:
+        """Runs the newest token and chooses the next."""
+        ...
+
+    def is_end(self, token: int) -> bool: ...
+
+    def finish(self, state: S) -> None:
+        """Gives up what the request held. Never raises."""
+        ...
+
+    def worker_status(self) -> WorkerStatus | None:
+        """Safe from any thread."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A submitted request: the handle that the API holds and the engine's bookkeeping."""
+
+    request: GenerationRequest
+    emit: Emit
+    wake: Callable[["_Job"], None]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.wake(self)
+
+    def tell(self, event: Event) -> None:
+        if not self.cancelled:
+            self.emit(event)
+
+
+class Engine(Generic[S]):
+    """Implements `EngineClient`. `make_runner` is called on the engine thread, because MLX work stays on one thread."""
+
+    def __init__(self, make_runner: Callable[[], Runner[S]], model_name: str) -> None:
+        self._make_runner = make_runner
+        self._model_name = model_name
+        self._queue: RequestQueue[_Job] = RequestQueue()
+        self._changed = threading.Condition()
+        self._running: _Job | None = None
+        self._runner: Runner[S] | None = None
+        self._closing = False
+        self._error: BaseException | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread and waits until the runner is ready. Raises what the runner's making raised."""
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            raise self._error
+
+    def submit(self, request: GenerationRequest, emit: Emit) -> _Job:
+        """Queues a request. Raises EngineDead, or ContextExceeded when the prompt cannot fit."""
+        job = _Job(request, emit, self._cancelled)
+        with self._changed:
+            if self._error is not None or self._closing or self._runner is None:
+                raise EngineDead(self._death())
+            if len(request.prompt) >= self._runner.ctx_size:
+                raise ContextExceeded(
+                    f"The prompt has {len(request.prompt)} tokens; the context holds {self._runner.ctx_size}."
+                )
+            self._queue.put(job)
+            self._changed.notify()
+        return job
+
+    def status(self) -> EngineStatus:
+        runner = self._runner
+        alive = runner is not None and self._error is None and not self._closing and self._thread.is_alive()
+        return EngineStatus(
+            alive=alive,
+            model=self._model_name,
+            ctx_size=runner.ctx_size if runner else 0,
+            running=1 if self._running else 0,
+            waiting=len(self._queue),
+            worker=runner.worker_status() if runner else None,
+            error=None if alive else self._death(),
+        )
+
+    def close(self) -> None:
+        """Ends the running request at its next step, fails what waits, and stops the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+
+    def _death(self) -> str:
+        return f"the engine has failed: {self._error}" if self._error else "the engine is not running"
+
+    def _cancelled(self, job: _Job) -> None:
+        with self._changed:
+            self._queue.forget(job)
+
+    def _main(self) -> None:
+        try:
+            self._runner = self._make_runner()
+        except BaseException as e:
+            self._error = e
+            self._started.set()
+            return
+        self._started.set()
+        try:
+            while (job := self._next()) is not None:
+                self._serve(job)
+        except BaseException as e:  # a fault of the loop itself: say so in /health instead of hanging
+            log.exception("the engine thread has failed")
+            self._error = e
+        finally:
+            with self._changed:
+                waiting = self._queue.drain()
+            for job in waiting:
+                job.tell(Failed(EngineDead(self._death())))
+            self._runner.close()
+
+    def _next(self) -> _Job | None:
+        with self._changed:
+            while True:
+                if self._closing:
+                    return None
+                if (job := self._queue.next()) is not None:
+                    self._running = job
+                    return job
+                self._changed.wait()
+
+    def _serve(self, job: _Job) -> None:
+        assert self._runner is not None
+        state: S | None = None
+        try:
+            state = self._runner.start(job.request)
+            self._generate(job, state)
+        except BackburnerError as e:
+            log.warning("request %s failed: %s", job.request.request_id, e)
+            job.tell(Failed(e))
+        except Exception as e:  # one request's fault must not take the others down
+            log.exception("request %s failed", job.request.request_id)
+            job.tell(Failed(BackburnerError(f"internal error: {type(e).__name__}: {e}")))
+        finally:
+            self._running = None
+            if state is not None:
+                self._runner.finish(state)
+
+    def _generate(self, job: _Job, state: S) -> None:
+        runner, request = self._runner, job.request
+        assert runner is not None
+        text = runner.text(request)
+        room = runner.ctx_size - len(request.prompt)
+        limit = min(request.max_tokens, room)
+        prompt_tokens, read, produced = len(request.prompt), 0, 0
+        reason: FinishReason | None = None
+        progress = _ProgressLog(request.request_id, prompt_tokens)
+        while reason is None:
+            if job.cancelled:
+                log.info("request %s cancelled at %d + %d tokens", request.request_id, read, produced)
+                return
+            if self._closing:
+                raise EngineDead("the server is shutting down")
+            step = next_step(prompt_tokens, read)
+            if isinstance(step, Prefill):
+                token = runner.prefill(state, step.start, step.stop)
+                read = step.stop
+                progress.reached(read)
+                job.tell(Progress(read, prompt_tokens))
+            else:
+                token = runner.decode(state)
+            if token is None:
+                continue
+            produced += 1
+            if runner.is_end(token) and not request.ignore_eos:
+                reason = "stop"
+                job.tell(Delta(text.finish(), (token,)))
+                break
+            piece = text.push(token)
+            if text.stopped:
+                reason = "stop"
+            elif produced >= limit:
+                reason = "length"
+                piece += text.finish()
+                reason = "stop" if text.stopped else reason
+            job.tell(Delta(piece, (token,)))
+        progress.finished(produced)
+        job.tell(Finished(reason, prompt_tokens, produced))
+
+
+class _ProgressLog:
+    """Lines about one request: a long read's progress, then how fast it went."""
+
+    def __init__(self, request_id: str, prompt_tokens: int) -> None:
+        self._id, self._total = request_id, prompt_tokens
+        self._start = self._last = time.monotonic()
+        self._read_s = 0.0
+
+    def reached(self, read: int) -> None:
+        now = time.monotonic()
+        rate = read / max(now - self._start, 1e-9)
+        if read == self._total:
+            self._read_s = now - self._start
+            log.info("request %s: read %d tokens, %.0f tok/s", self._id, read, rate)
+        elif now - self._last >= PROGRESS_LOG_INTERVAL_S:
+            self._last = now
+            log.info("request %s: reading %d / %d tokens, %.0f tok/s", self._id, read, self._total, rate)
+
+    def finished(self, produced: int) -> None:
+        seconds = time.monotonic() - self._start - self._read_s
+        if produced > 1:
+            log.info("request %s: wrote %d tokens, %.1f tok/s", self._id, produced, (produced - 1) / seconds)
+        else:
+            log.info("request %s: wrote %d token", self._id, produced)

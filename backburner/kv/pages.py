@@ -1,0 +1,128 @@
+"""The page table of one sequence: K and V of every attention layer, in pages that are here or held by the worker."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from backburner.attention.engine import AttentionEngine, Geometry, Partial
+from backburner.kv.keys import page_key
+
+
+class Question(Protocol):
+    """A query that is on its way to the holder of pages."""
+
+    def answer(self) -> Partial:
+        """Waits for the partial. Raises TransportError or RemoteError."""
+        ...
+
+
+class Holder(Protocol):
+    """Whoever holds the pages that the host has dropped."""
+
+    def ask(self, layer: int, count: int, q: npt.NDArray[Any]) -> Question:
+        """Sends one query block for the sequence's first `count` pages of a layer and returns at once."""
+        ...
+
+
+class LayerPages:
+    """One attention layer's keys and values. It is the cache object that `PagedAttention` works with."""
+
+    def __init__(self, table: "PageTable", layer: int) -> None:
+        self._table = table
+        self.layer = layer
+        self.pages: list[Any] = []  # None where the page is held
+        self.offset = 0  # positions stored
+
+    def append(self, k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:
+        """Adds rows. k, v: [kv_heads, T, head_dim] in the geometry's dtype."""
+        engine, geometry = self._table.engine, self._table.geometry
+        done, total = 0, k.shape[1]
+        while done < total:
+            room = -self.offset % geometry.page_tokens
+            if room == 0:
+                self.pages.append(engine.new_page(geometry))
+                room = geometry.page_tokens
+            rows = min(room, total - done)
+            engine.append(self.pages[-1], k[:, done : done + rows], v[:, done : done + rows])
+            self.offset += rows
+            done += rows
+
+    def attend(
+        self, q: npt.NDArray[Any], k: npt.NDArray[Any], v: npt.NDArray[Any]
+    ) -> npt.NDArray[np.float32]:
+        """Appends the new rows, then attends: held pages at their holder, the others here meanwhile, one merge in page order.
+
+        q: [q_heads, T, head_dim]; k, v: [kv_heads, T, head_dim], all in the geometry's dtype. Returns o [q_heads, T, head_dim].
+        """
+        table = self._table
+        first_position = self.offset  # of the new rows
+        # Held pages lie wholly before the new rows, so the question can go out first and be answered meanwhile.
+        question = table.holder.ask(self.layer, table.held, q) if table.held and table.holder else None
+        self.append(k, v)
+        page_tokens = table.geometry.page_tokens
+        visible = [first_position + 1 - i * page_tokens for i in range(table.held, len(self.pages))]
+        local = table.engine.attend(table.geometry, as_float32(q, table.geometry.dtype), self.pages[table.held :], visible)
+        partials = [question.answer(), *local] if question else local
+        return table.engine.fold(partials).o
+
+
+class PageTable:
+    """All attention layers' pages of one sequence, and how many of the leading ones are held.
+
+    Held pages are always a prefix, the same for all layers: the worker folds that prefix and the host goes on from
+    there, which gives the same bits as folding everything here.
+    """
+
+    def __init__(
+        self,
+        engine: AttentionEngine,
+        geometry: Geometry,
+        layers: Sequence[int],
+        fingerprint: bytes,
+        holder: Holder | None = None,
+    ) -> None:
+        self.engine = engine
+        self.geometry = geometry
+        self.holder = holder
+        self.layers = {layer: LayerPages(self, layer) for layer in layers}
+        self.keys: list[bytes] = []  # of the full pages
+        self.held = 0
+        self._fingerprint = fingerprint
+
+    @property
+    def tokens(self) -> int:
+        """Positions stored in every layer."""
+        return min((layer.offset for layer in self.layers.values()), default=0)
+
+    @property
+    def local_pages(self) -> int:
+        """Pages of one layer that are on the host, the open one included."""
+        return -(-self.tokens // self.geometry.page_tokens) - self.held
+
+    def name_full_pages(self, tokens: Sequence[int]) -> None:
+        """Extends `keys` to all pages that are full. `tokens` are the sequence's, at least as many as stored."""
+        size = self.geometry.page_tokens
+        for i in range(len(self.keys), self.tokens // size):
+            parent = self.keys[-1] if self.keys else b""
+            self.keys.append(page_key(self._fingerprint, parent, tokens[i * size : (i + 1) * size]))
+
+    def page(self, index: int) -> Iterator[tuple[int, Any]]:
+        """(layer, page) for each layer of a page that is here."""
+        for number, layer in self.layers.items():
+            yield number, layer.pages[index]
+
+    def drop_to(self, held: int) -> None:
+        """Gives up the host's copy of pages before `held`: from now on the holder answers for them."""
+        for index in range(self.held, held):
+            for layer in self.layers.values():
+                layer.pages[index] = None
+        self.held = max(self.held, held)
+
+
+def as_float32(x: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
+    """Exact widening to fp32. bfloat16 comes as uint16 bits, the upper half of a float32."""
+    if dtype == "bfloat16":
+        return (x.astype(np.uint32) << 16).view(np.float32)
+    return np.ascontiguousarray(x, dtype=np.float32)

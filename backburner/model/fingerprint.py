@@ -1,0 +1,44 @@
+"""A short name for exactly these weights, so that K and V of one model are never taken for another's."""
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+# Hashing 15 GB takes half a minute. Training or quantising changes every tensor everywhere, so both ends of each do.
+SAMPLE_BYTES = 4096
+
+# What describes the run or the file, not the model.
+_IGNORED = ("_name_or_path", "transformers_version", "model_type", "architectures", "use_cache", "torch_dtype", "dtype")
+
+
+def fingerprint(folder: Path, config: dict[str, Any]) -> bytes:
+    """32 bytes over the architecture and, for each tensor, its name, dtype, shape, first and last bytes."""
+    digest = hashlib.sha256()
+    architecture = {k: v for k, v in config.items() if k not in _IGNORED}
+    digest.update(json.dumps(architecture, sort_keys=True).encode())
+    tensors: dict[str, bytes] = {}
+    for path in folder.glob("model*.safetensors"):
+        tensors.update(_tensor_digests(path))
+    for name in sorted(tensors):  # by name, so that the sharding of the files does not matter
+        digest.update(name.encode() + b"\0" + tensors[name])
+    return digest.digest()
+
+
+def _tensor_digests(path: Path) -> dict[str, bytes]:
+    digests = {}
+    with path.open("rb") as file:
+        (header_len,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(header_len))
+        base = 8 + header_len
+        for name, info in header.items():
+            if name == "__metadata__":
+                continue
+            start, end = info["data_offsets"]
+            digest = hashlib.sha256(f"{info['dtype']}{info['shape']}".encode())
+            for offset in (start, max(start, end - SAMPLE_BYTES)):
+                file.seek(base + offset)
+                digest.update(file.read(min(SAMPLE_BYTES, end - offset)))
+            digests[name] = digest.digest()
+    return digests

@@ -1,0 +1,71 @@
+"""A Qwen hybrid model as layers that can be run in ranges, with paged attention in the full-attention ones."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import ArraysCache
+
+from backburner.attention.engine import Geometry
+from backburner.model.paged import PagedAttention
+
+
+class LayerCache(Protocol):
+    """What a layer keeps between calls: mlx-lm's ArraysCache for a recurrent one, `kv.LayerPages` for attention."""
+
+
+class HybridModel:
+    """mlx-lm's model with its attention layers made paged. Weights, names and quantised sub-layers stay as they are."""
+
+    def __init__(self, raw: nn.Module, config: dict[str, Any], fingerprint: bytes) -> None:
+        self.raw = raw
+        self.config = config
+        self.fingerprint = fingerprint
+        language = getattr(raw, "language_model", raw)
+        self._head = language
+        self._body = language.model
+        self.layers: list[nn.Module] = list(self._body.layers)
+        self.attention_layers = tuple(i for i, layer in enumerate(self.layers) if not layer.is_linear)
+        for i in self.attention_layers:
+            self.layers[i].self_attn.__class__ = PagedAttention
+        self.dtype: mx.Dtype = self._body.norm.weight.dtype
+        self.max_position_embeddings = int(config.get("max_position_embeddings", 32768))
+        self.cycle = int(config.get("full_attention_interval", 4))
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._head.args.vocab_size)
+
+    def geometry(self, page_tokens: int) -> Geometry:
+        """The shape of every attention layer's pages."""
+        attention = self.layers[self.attention_layers[0]].self_attn
+        return Geometry(
+            q_heads=attention.num_attention_heads,
+            kv_heads=attention.num_key_value_heads,
+            head_dim=attention.head_dim,
+            page_tokens=page_tokens,
+            dtype=str(self.dtype).removeprefix("mlx.core."),
+            scale=float(attention.scale),
+        )
+
+    def new_state(self) -> ArraysCache:
+        """The empty state of one recurrent layer."""
+        return ArraysCache(size=2)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """tokens [T] -> residual [1, T, hidden]."""
+        return self._body.embed_tokens(tokens[None]).astype(self.dtype)
+
+    def run_layers(self, residual: mx.array, caches: Sequence[Any], start: int, stop: int) -> mx.array:
+        """Layers [start, stop) over a residual [1, T, hidden]; each layer's cache moves on by T."""
+        for i in range(start, stop):
+            residual = self.layers[i](residual, None, caches[i])
+        return residual
+
+    def logits(self, residual: mx.array) -> mx.array:
+        """Final norm and output head of residual rows [1, T, hidden] -> [T, vocab]."""
+        hidden = self._body.norm(residual)
+        if "lm_head" in self._head:
+            return self._head.lm_head(hidden)[0]
+        return self._body.embed_tokens.as_linear(hidden)[0]
