@@ -1,0 +1,48 @@
+"""The worker's end of a link: one request after another in, replies out in any order."""
+
+import time
+
+from backburner.errors import LinkClosed, LinkTimeout, ProtocolError
+from backburner.transport.connection import NO_TAG, Connection
+from backburner.transport.messages import REPLIES, Error, Message
+
+# An error's text is for a person; a longer one would not fit into a str of the meta.
+ERROR_TEXT_MAX = 1000
+
+
+class Peer(Connection):
+    """Requests of one host. One thread receives; any thread may reply."""
+
+    def receive(self, timeout_s: float | None = None) -> tuple[int, Message]:
+        """The next request and its tag.
+
+        LinkTimeout if none begins within `timeout_s`; the link stays open then, so look at the stop flag and
+        come back. A request that begins and does not end closes it. LinkClosed when the host is gone.
+        """
+        idle_s = self.timeout_s if timeout_s is None else timeout_s
+        try:
+            if self._failure is not None:
+                raise LinkClosed(f"the link to {self.peer} is closed: {self._failure}")
+            tag, message = self._read(time.monotonic() + idle_s, begun_s=self.timeout_s)
+            if tag == NO_TAG or type(message) not in REPLIES:
+                raise ProtocolError(f"{type(message).__name__} with tag {tag} is not a request")
+        except LinkTimeout as error:
+            if not self._reader.between_frames:
+                self._fail(error)
+            raise
+        except ProtocolError as error:
+            self._say_last(Error(error.code, str(error)[:ERROR_TEXT_MAX]))
+            self._fail(error)
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
+        return tag, message
+
+    def reply(self, tag: int, message: Message) -> None:
+        """Answers the request with that tag."""
+        self._send(message, tag)
+
+    def reply_error(self, tag: int, code: str, text: str) -> None:
+        """Answers with an Error; the codes are those of `errors.REMOTE_ERRORS`."""
+        self._send(Error(code, text[:ERROR_TEXT_MAX]), tag)
