@@ -15,6 +15,7 @@ setup(
             "backburner.native._kernels",
             sources=["backburner/native/attention.c"],
             depends=["backburner/native/attention_body.h"],
+            libraries=["m"],
             extra_compile_args=["-O3", "-std=c11"],
             optional=True,
         ),

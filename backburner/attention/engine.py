@@ -74,3 +74,9 @@ class AttentionEngine(Protocol):
         None means that every query sees every filled row.
         """
         ...
+
+    def fold(self, partials: Sequence[Partial]) -> Partial:
+        """All partials as one: the strict left fold in page order, ((p0 + p1) + p2) + ..., so that whoever folds a
+        prefix and whoever goes on from it get the bits of one fold over everything.
+        """
+        ...
