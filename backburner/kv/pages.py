@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backburner.attention.engine import AttentionEngine, Geometry, Partial
+from backburner.attention.numpy_engine import widen
 from backburner.kv.keys import page_key
 
 
@@ -63,7 +64,7 @@ class LayerPages:
         self.append(k, v)
         page_tokens = table.geometry.page_tokens
         visible = [first_position + 1 - i * page_tokens for i in range(table.held, len(self.pages))]
-        local = table.engine.attend(table.geometry, as_float32(q, table.geometry.dtype), self.pages[table.held :], visible)
+        local = table.engine.attend(table.geometry, widen(q), self.pages[table.held :], visible)
         partials = [question.answer(), *local] if question else local
         return table.engine.fold(partials).o
 
@@ -120,9 +121,3 @@ class PageTable:
                 layer.pages[index] = None
         self.held = max(self.held, held)
 
-
-def as_float32(x: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
-    """Exact widening to fp32. bfloat16 comes as uint16 bits, the upper half of a float32."""
-    if dtype == "bfloat16":
-        return (x.astype(np.uint32) << 16).view(np.float32)
-    return np.ascontiguousarray(x, dtype=np.float32)

@@ -1,0 +1,108 @@
+"""Runs one step of one sequence: a ubatch of a read, or one token. Everything here is on the engine thread."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from backburner.attention.engine import AttentionEngine, Geometry
+from backburner.engine.request import GenerationRequest, WorkerStatus
+from backburner.engine.sampling import Sampler, sampler_for
+from backburner.engine.text import TextStream
+from backburner.engine.worker_link import WorkerLink
+from backburner.kv.held import HeldPages
+from backburner.kv.pages import PageTable
+from backburner.model.load import LoadedModel
+
+log = logging.getLogger("backburner.engine")
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One conversation's state: tokens, recurrent states and page table, and who holds its old pages."""
+
+    prompt_tokens: int
+    tokens: list[int]  # the prompt, then the answer; the newest may not have run yet
+    caches: list[Any]  # by layer: mlx-lm's ArraysCache, or kv.LayerPages
+    table: PageTable
+    held: HeldPages | None
+    sample: Sampler
+
+
+class ModelRunner:
+    """Implements `engine.Runner` with a model, an attention engine and, it may be, a worker."""
+
+    def __init__(
+        self, loaded: LoadedModel, engine: AttentionEngine, geometry: Geometry, ctx_size: int, worker: WorkerLink | None
+    ) -> None:
+        self.model_name = loaded.name
+        self.ctx_size = ctx_size
+        self._model = loaded.model
+        self._tokenizer = loaded.tokenizer
+        self._end = frozenset(loaded.tokenizer.eos_token_ids)
+        self._engine = engine
+        self._geometry = geometry
+        self._worker = worker
+
+    def start(self, request: GenerationRequest) -> Sequence:
+        model = self._model
+        held = self._worker.new_sequence() if self._worker else None
+        table = PageTable(self._engine, self._geometry, model.attention_layers, model.fingerprint, held)
+        caches = [table.layers[i] if i in table.layers else model.new_state() for i in range(len(model.layers))]
+        return Sequence(
+            len(request.prompt), list(request.prompt), caches, table, held, sampler_for(request.sampling)
+        )
+
+    def text(self, request: GenerationRequest) -> TextStream:
+        return TextStream(self._tokenizer, request.stop)
+
+    def prefill(self, state: Sequence, start: int, stop: int) -> int | None:
+        logits = self.run(state, state.tokens[start:stop], last=stop == state.prompt_tokens)
+        return None if logits is None else self._choose(state, logits)
+
+    def decode(self, state: Sequence) -> int:
+        logits = self.run(state, state.tokens[-1:], last=True)
+        assert logits is not None
+        return self._choose(state, logits)
+
+    def run(self, state: Sequence, tokens: list[int], *, last: bool) -> mx.array | None:
+        """Runs tokens through all layers. With `last`, the logits [vocab] after the final one.
+
+        Pages move between steps only, so all layers of a step see the same split between host and worker.
+        """
+        model = self._model
+        self._settle(state)
+        residual = model.embed(mx.array(np.asarray(tokens, dtype=np.int32)))
+        residual = model.run_layers(residual, state.caches, 0, len(model.layers))
+        states = [c.cache for c in state.caches if hasattr(c, "cache")]
+        logits = model.logits(residual[:, -1:])[0] if last else None
+        mx.eval(states, logits if last else residual)
+        return logits
+
+    def _choose(self, state: Sequence, logits: mx.array) -> int:
+        token = state.sample(logits)
+        state.tokens.append(token)
+        return token
+
+    def _settle(self, state: Sequence) -> None:
+        state.table.name_full_pages(state.tokens)
+        if state.held is not None:
+            state.held.settle(state.table, state.prompt_tokens)
+            if self._worker is not None:
+                self._worker.held_pages = state.table.held * len(state.table.layers)
+
+    def is_end(self, token: int) -> bool:
+        return token in self._end
+
+    def finish(self, state: Sequence) -> None:
+        if state.held is not None:
+            state.held.release()
+
+    def worker_status(self) -> WorkerStatus | None:
+        return self._worker.status() if self._worker else None
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()

@@ -1,0 +1,188 @@
+"""The thread that carries full pages to the worker beside compute, and keeps the idle link's heartbeat."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from backburner.attention.engine import AttentionEngine, Geometry
+from backburner.errors import BackburnerError, OutOfBudget, RemoteError, TransportError
+from backburner.transport.link import Link
+from backburner.transport.messages import Bind, Have, PageAck, PutPage, Release, Stats, StatsReply
+
+log = logging.getLogger("backburner.kv")
+
+# A page crosses in pieces, so that a query never waits behind more than one: 1 MiB is 4 ms at the 244 MB/s that the
+# first Backburner's link carried, and 0.2 ms on loopback.
+PIECE_BYTES = 2**20
+
+# Pieces on their way at once: the next is packed and sent while the worker stores the one before.
+PIECES_IN_FLIGHT = 2
+
+# The worker's counters are asked for this often while nothing else is: they are the heartbeat too.
+HEARTBEAT_S = 5.0
+
+# The worker answers in order, so a piece may wait behind a query over many pages; and 143 MB, the first Backburner's
+# page, are 4 s at USB 2's 35 MB/s.
+MOVE_DEADLINE_S = 60.0
+
+
+@dataclass(eq=False, slots=True)
+class Moves:
+    """One sequence's pages on their way: the engine thread offers, the mover's thread advances `bound`."""
+
+    sequence: int
+    keys: list[bytes] = field(default_factory=list)  # offered, oldest first
+    bound: int = 0  # leading pages that the worker has, complete at all layers, and has bound
+    refused: str | None = None  # why the worker takes no more
+    ended: bool = False
+
+
+class PageMover:
+    """Owns no page: it reads full ones, which never change, and reports what has been acknowledged."""
+
+    def __init__(
+        self, link: Link, engine: AttentionEngine, geometry: Geometry, heartbeat_s: float = HEARTBEAT_S
+    ) -> None:
+        self._link = link
+        self._engine = engine
+        self._geometry = geometry
+        self._heartbeat_s = heartbeat_s
+        self._jobs: deque[tuple[Moves, int, list[tuple[int, Any]]]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._last_contact = time.monotonic()
+        self.error: TransportError | None = None
+        self.stats: StatsReply | None = None  # the worker's latest counters
+        self.moved_pages = 0  # (key, layer) pages sent
+        self.found_pages = 0  # pages that the worker had already
+        self._thread = threading.Thread(target=self._main, name="mover", daemon=True)
+        self._thread.start()
+
+    def offer(self, moves: Moves, key: bytes, layers: Sequence[tuple[int, Any]]) -> None:
+        """Queues the sequence's next full page: (layer, page) for each attention layer."""
+        with self._changed:
+            moves.keys.append(key)
+            self._jobs.append((moves, len(moves.keys) - 1, list(layers)))
+            self._changed.notify_all()
+
+    def wait_bound(self, moves: Moves, count: int, timeout_s: float) -> bool:
+        """Waits until `count` leading pages are bound. False when the deadline, a refusal or a lost link came first."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: moves.bound >= count or moves.refused is not None or self.error is not None, timeout_s
+            )
+            return moves.bound >= count
+
+    def release(self, moves: Moves) -> None:
+        """The sequence has ended: what is still queued is dropped, what was sent stays with the worker as a cache."""
+        with self._changed:
+            moves.ended = True
+            self._jobs.append((moves, -1, []))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout=self._link.timeout_s + 1)
+
+    def _main(self) -> None:
+        try:
+            while (job := self._next()) is not None:
+                moves, index, layers = job
+                try:
+                    if index < 0:
+                        self._link.exchange(Release(moves.sequence), MOVE_DEADLINE_S)
+                    elif not moves.ended and moves.refused is None:
+                        self._move(moves, index, layers)
+                except RemoteError as e:
+                    self._refuse(moves, e)
+                if not self._jobs:
+                    self._ask_stats()
+        except TransportError as e:
+            self._fail(e)
+        except BackburnerError as e:
+            self._fail(TransportError(str(e)))
+        except Exception as e:  # a fault of ours must not leave the engine waiting for pages that never come
+            log.exception("the mover has failed")
+            self._fail(TransportError(f"moving pages failed: {type(e).__name__}: {e}"))
+
+    def _next(self) -> tuple[Moves, int, list[tuple[int, Any]]] | None:
+        """The next job; while there is none, a heartbeat now and then. None when closing."""
+        while True:
+            with self._changed:
+                if self._closing:
+                    return None
+                if self._jobs:
+                    return self._jobs.popleft()
+                due_s = self._last_contact + self._heartbeat_s - time.monotonic()
+                if due_s > 0:
+                    self._changed.wait(due_s)
+                    continue
+            self._ask_stats()
+
+    def _ask_stats(self) -> None:
+        self.stats = self._link.exchange(Stats(), MOVE_DEADLINE_S)
+        self._last_contact = time.monotonic()
+
+    def _move(self, moves: Moves, index: int, layers: list[tuple[int, Any]]) -> None:
+        key = moves.keys[index]
+        if self._link.exchange(Have((key,)), MOVE_DEADLINE_S).bitmap[0] & 1:
+            self.found_pages += len(layers)
+        else:
+            for layer, page in layers:
+                self._send(key, layer, page)
+                self.moved_pages += 1
+        # Bound at once, not when the host drops it: what is bound cannot be evicted for another page.
+        self._link.exchange(Bind(moves.sequence, tuple(moves.keys[: index + 1])), MOVE_DEADLINE_S)
+        with self._changed:
+            moves.bound = index + 1
+            self._changed.notify_all()
+
+    def _send(self, key: bytes, layer: int, page: Any) -> None:
+        piece_rows = max(1, PIECE_BYTES // self._geometry.row_bytes)
+        tags: deque[int] = deque()
+        ack: Any = None
+        refusal: RemoteError | None = None
+        for row0 in range(0, self._geometry.page_tokens, piece_rows):
+            k, v = self._engine.rows(page, row0, min(row0 + piece_rows, self._geometry.page_tokens))
+            tags.append(self._link.post(PutPage(key, layer, row0, k, v)))
+            if len(tags) > PIECES_IN_FLIGHT:
+                ack, refusal = self._acknowledged(tags, refusal)
+            if refusal:
+                break
+        while tags:
+            ack, refusal = self._acknowledged(tags, refusal)
+        if refusal:
+            raise refusal
+        if not (isinstance(ack, PageAck) and ack.complete):
+            raise TransportError(f"the worker did not complete a page that was sent whole: {ack}")
+
+    def _acknowledged(
+        self, tags: deque[int], refusal: RemoteError | None
+    ) -> tuple[Any, RemoteError | None]:
+        """Waits for the oldest piece. The first refusal counts; the pieces behind it fail for want of it."""
+        try:
+            return self._link.wait(tags.popleft(), MOVE_DEADLINE_S), refusal
+        except RemoteError as e:
+            return None, refusal or e
+
+    def _refuse(self, moves: Moves, error: RemoteError) -> None:
+        if isinstance(error, OutOfBudget):
+            log.warning("the worker takes no more pages; they stay on the host: %s", error)
+        else:
+            log.error("the worker refused a page; this sequence's pages stay on the host: %s", error)
+        with self._changed:
+            moves.refused = f"{error.code}: {error}"
+            self._changed.notify_all()
+
+    def _fail(self, error: TransportError) -> None:
+        with self._changed:
+            self.error = error
+            self._changed.notify_all()
+        if not self._closing:
+            log.warning("the worker is lost: %s", error)

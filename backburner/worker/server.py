@@ -1,0 +1,266 @@
+"""The worker's server: greets one host at a time and answers its requests from the page store."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backburner import __version__
+from backburner.attention.engine import AttentionEngine, Geometry
+from backburner.attention.numpy_engine import STORAGE_DTYPES, widen
+from backburner.errors import BadRequest, LinkClosed, LinkTimeout, Mismatch, RemoteError, TransportError, WorkerBusy
+from backburner.transport import messages as m
+from backburner.transport.channel import Channel
+from backburner.transport.peer import Peer
+from backburner.transport.tcp import Listener
+from backburner.worker.store import PageStore
+
+log = logging.getLogger("backburner.worker")
+
+# A caller that does not say Hello is not a host.
+HELLO_DEADLINE_S = 5.0
+
+# Hosts send something every 5 s, but a host that computes one long step on a slow machine may be late.
+IDLE_DEADLINE_S = 600.0
+
+# How often the accepting thread looks whether it should stop.
+ACCEPT_POLL_S = 0.5
+
+
+class Session:
+    """One host's requests, in order. It knows the host's geometry; the pages outlive it."""
+
+    def __init__(self, peer: Peer, store: PageStore, engine: AttentionEngine, name: str, engines: tuple[str, ...]) -> None:
+        self._peer = peer
+        self._store = store
+        self._engine = engine
+        self._name = name
+        self._engines = engines
+        self._geometry: Geometry | None = None
+        self._layers: tuple[int, ...] = ()
+        self._attends = 0
+        self._attend_s = 0.0
+        self._started = time.monotonic()
+        self._answers: dict[type[Any], Callable[[Any], m.Message]] = {
+            m.Ping: lambda ping: m.Pong(ping.payload if ping.echo else None),
+            m.Have: self._have,
+            m.PutPage: self._put_page,
+            m.GetPage: self._get_page,
+            m.DropPages: self._drop_pages,
+            m.Bind: self._bind,
+            m.Release: self._release,
+            m.Attend: self._attend,
+            m.Stats: self._stats,
+        }
+
+    def run(self) -> None:
+        """Serves until the host leaves. Raises TransportError then; a refused Hello ends it with its RemoteError."""
+        tag, hello = self._peer.receive(HELLO_DEADLINE_S)
+        try:
+            if not isinstance(hello, m.Hello):
+                raise BadRequest(f"{type(hello).__name__} before Hello")
+            welcome = self._greet(hello)
+        except RemoteError as e:
+            self._peer.reply_error(tag, e.code, str(e))
+            raise
+        self._peer.reply(tag, welcome)
+        log.info("serving %s (%s)", hello.name, hello.software)
+        while True:
+            tag, request = self._peer.receive(IDLE_DEADLINE_S)
+            try:
+                reply = self._answer(request)
+            except RemoteError as e:
+                log.debug("refused %s: %s", type(request).__name__, e)
+                self._peer.reply_error(tag, e.code, str(e))
+            except Exception as e:  # a fault of ours: this request fails, the pages and the link live on
+                log.exception("%s failed", type(request).__name__)
+                self._peer.reply_error(tag, RemoteError.code, f"{type(e).__name__}: {e}")
+            else:
+                self._peer.reply(tag, reply)
+
+    def _answer(self, request: m.Message) -> m.Message:
+        answer = self._answers.get(type(request))
+        if answer is None:
+            raise BadRequest(f"{type(request).__name__} is not expected here")
+        return answer(request)
+
+    def _greet(self, hello: m.Hello) -> m.Welcome:
+        if hello.protocol != m.PROTOCOL_VERSION:
+            raise Mismatch(
+                f"the host {hello.name} ({hello.software}) speaks protocol {hello.protocol}, this worker "
+                f"(backburner {__version__}) {m.PROTOCOL_VERSION}; install the same version on both."
+            )
+        g = hello.geometry
+        if g.dtype not in STORAGE_DTYPES:
+            raise Mismatch(f"the host's pages are {g.dtype}; this worker stores {', '.join(STORAGE_DTYPES)}.")
+        if g.q_heads % g.kv_heads:
+            raise Mismatch(f"the host has {g.q_heads} query heads for {g.kv_heads} K/V heads: not a multiple.")
+        geometry = Geometry(g.q_heads, g.kv_heads, g.head_dim, g.page_tokens, g.dtype, g.scale)
+        page_bytes = geometry.page_bytes * len(hello.layers)
+        if page_bytes > self._store.memory_bytes:
+            raise Mismatch(
+                f"one page of the host's model takes {page_bytes} bytes over its {len(hello.layers)} attention layers; "
+                f"this worker's --memory is {self._store.memory_bytes}. Raise it, or lower the host's --page-tokens."
+            )
+        self._geometry, self._layers = geometry, tuple(hello.layers)
+        return m.Welcome(
+            protocol=m.PROTOCOL_VERSION,
+            software=f"backburner {__version__}",
+            name=self._name,
+            engine=self._engine.name,
+            engines=self._engines,
+            memory_bytes=self._store.memory_bytes,
+            free_bytes=self._store.free_bytes,
+            held_pages=self._store.complete_pages(),
+            pairing="none",
+        )
+
+    @property
+    def geometry(self) -> Geometry:
+        assert self._geometry is not None, "no request is answered before Hello"
+        return self._geometry
+
+    def _checked_layer(self, layer: int) -> int:
+        if layer not in self._layers:
+            raise BadRequest(f"layer {layer} is not one of the attention layers {list(self._layers)} of Hello")
+        return layer
+
+    def _checked_rows(self, x: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
+        g = self.geometry
+        if x.shape[0] != heads or x.shape[2] != g.head_dim or x.dtype != STORAGE_DTYPES[g.dtype]:
+            raise BadRequest(
+                f"a tensor {x.dtype} {list(x.shape)} where {g.dtype} [{heads}, rows, {g.head_dim}] was agreed in Hello"
+            )
+        return x
+
+    def _have(self, request: m.Have) -> m.HaveReply:
+        layers = self._layers if request.layer is None else (self._checked_layer(request.layer),)
+        bits = [all(self._store.has(key, layer) for layer in layers) for key in request.keys]
+        return m.HaveReply(np.packbits(np.array(bits, dtype=bool), bitorder="little").tobytes())
+
+    def _put_page(self, request: m.PutPage) -> m.PageAck:
+        g = self.geometry
+        layer = self._checked_layer(request.layer)
+        k, v = (self._checked_rows(x, g.kv_heads) for x in (request.k, request.v))
+        rows = self._store.put(request.key, layer, request.row0, k, v, g)
+        return m.PageAck(request.key, layer, rows, rows == g.page_tokens)
+
+    def _get_page(self, request: m.GetPage) -> m.PageRows:
+        layer = self._checked_layer(request.layer)
+        return m.PageRows(*self._store.rows(request.key, layer, request.row0, request.row0 + request.rows))
+
+    def _drop_pages(self, request: m.DropPages) -> m.Ok:
+        self._store.drop(request.keys)
+        return m.Ok()
+
+    def _bind(self, request: m.Bind) -> m.Ok:
+        self._store.bind(request.sequence, request.keys, self._layers)
+        return m.Ok()
+
+    def _release(self, request: m.Release) -> m.Ok:
+        self._store.release(request.sequence)
+        return m.Ok()
+
+    def _attend(self, request: m.Attend) -> m.PartialReply:
+        start = time.perf_counter()
+        g = self.geometry
+        q = widen(self._checked_rows(request.q, g.q_heads))
+        layer = self._checked_layer(request.layer)
+        pages = self._store.bound_pages(request.sequence, layer, request.first, request.count)
+        partial = self._engine.fold(self._engine.attend(g, q, pages))
+        self._attends += 1
+        self._attend_s += time.perf_counter() - start
+        return m.PartialReply(partial.o, partial.lse)
+
+    def _stats(self, request: m.Stats) -> m.StatsReply:
+        return m.StatsReply(
+            memory_bytes=self._store.memory_bytes,
+            used_bytes=self._store.used_bytes,
+            pages=len(self._store),
+            sequences=self._store.sequences,
+            attends=self._attends,
+            attend_seconds=self._attend_s,
+            uptime_s=time.monotonic() - self._started,
+        )
+
+
+class WorkerServer:
+    """Accepts hosts on one listener: the first is served, others are refused by name until it leaves."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        engine: AttentionEngine,
+        memory_bytes: int,
+        name: str,
+        engines: tuple[str, ...],
+    ) -> None:
+        self._listener = listener
+        self._engine = engine
+        self._name = name
+        self._engines = engines
+        self.store = PageStore(engine, memory_bytes)
+        self._serving: Peer | None = None
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+
+    @property
+    def address(self) -> str:
+        host = f"[{self._listener.host}]" if ":" in self._listener.host else self._listener.host
+        return f"{host}:{self._listener.port}"
+
+    def serve_forever(self) -> None:
+        """Accepts until `close`. Each host is served on a thread of its own, the store by one at a time."""
+        while not self._closing.is_set():
+            try:
+                channel = self._listener.accept(ACCEPT_POLL_S)
+            except LinkTimeout:
+                continue
+            except LinkClosed:
+                return
+            peer = Peer(channel)
+            with self._lock:
+                busy = self._serving is not None
+                if not busy:
+                    self._serving = peer
+            run = self._refuse if busy else self._serve
+            threading.Thread(target=run, args=(peer, channel), name=f"host {channel.peer}", daemon=True).start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._listener.close()
+        with self._lock:
+            peer = self._serving
+        if peer is not None:
+            peer.close()
+
+    def _serve(self, peer: Peer, channel: Channel) -> None:
+        try:
+            Session(peer, self.store, self._engine, self._name, self._engines).run()
+        except TransportError as e:
+            log.info("the host at %s left: %s", channel.peer, e)
+        except RemoteError as e:
+            log.warning("refused the host at %s: %s", channel.peer, e)
+        except Exception:
+            log.exception("serving %s failed", channel.peer)
+        finally:
+            peer.close()
+            self.store.release_all()
+            with self._lock:
+                self._serving = None
+
+    def _refuse(self, peer: Peer, channel: Channel) -> None:
+        """Answers a second host's Hello, and nothing else, with the reason."""
+        error = WorkerBusy("this worker already serves another host; stop that one, or use another worker.")
+        try:
+            tag, _ = peer.receive(HELLO_DEADLINE_S)
+            peer.reply_error(tag, error.code, str(error))
+            log.warning("refused a second host at %s", channel.peer)
+        except TransportError as e:
+            log.debug("a second caller at %s: %s", channel.peer, e)
+        finally:
+            peer.close()

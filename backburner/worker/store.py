@@ -1,0 +1,160 @@
+"""The worker's pages, by (content key, layer), within a memory budget."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from backburner.attention.engine import AttentionEngine, Geometry
+from backburner.errors import BadRequest, OutOfBudget, UnknownPage
+
+Name = tuple[bytes, int]  # (key, layer)
+
+
+class PageStore:
+    """Pages, complete or growing. What no sequence is bound to stays as a cache and gives way, least recently used first.
+
+    Pages of models with other geometries may lie side by side: the key contains the model's fingerprint.
+    """
+
+    def __init__(self, engine: AttentionEngine, memory_bytes: int) -> None:
+        self._engine = engine
+        self.memory_bytes = memory_bytes
+        self.used_bytes = 0
+        self._pages: OrderedDict[Name, tuple[Any, Geometry]] = OrderedDict()  # least recently used first
+        self._bound: dict[int, tuple[bytes, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    @property
+    def sequences(self) -> int:
+        return len(self._bound)
+
+    @property
+    def free_bytes(self) -> int:
+        """What a new sequence could use: free memory and all pages that nothing is bound to."""
+        bound = self._bound_keys()
+        idle = sum(g.page_bytes for (key, _), (_, g) in self._pages.items() if key not in bound)
+        return self.memory_bytes - self.used_bytes + idle
+
+    def complete_pages(self) -> int:
+        return sum(page.filled == geometry.page_tokens for page, geometry in self._pages.values())
+
+    def has(self, key: bytes, layer: int) -> bool:
+        """Whether the page is complete. Asking counts as a use: the host is about to bind it."""
+        entry = self._pages.get((key, layer))
+        if entry is None or entry[0].filled < entry[1].page_tokens:
+            return False
+        self._pages.move_to_end((key, layer))
+        return True
+
+    def put(
+        self, key: bytes, layer: int, row0: int, k: npt.NDArray[Any], v: npt.NDArray[Any], geometry: Geometry
+    ) -> int:
+        """Appends rows at row0, which must be where the page ends. Returns the rows stored.
+
+        row0 = 0 of an existing page that is incomplete starts it anew (a piece was lost with an earlier link). A complete
+        page is left as it is: equal keys mean equal rows. Raises OutOfBudget, BadRequest.
+        """
+        name = (key, layer)
+        entry = self._pages.get(name)
+        if entry is not None and entry[1] != geometry:
+            raise BadRequest("this key is stored with another page geometry")
+        if entry is not None and entry[0].filled == geometry.page_tokens:
+            return int(entry[0].filled)
+        if entry is not None and row0 == 0 and entry[0].filled:
+            self._remove(name)
+            entry = None
+        if entry is None:
+            if row0 != 0:
+                raise BadRequest(f"row {row0} of a page that has not begun")
+            page = self._new_page(name, geometry)
+        else:
+            page = entry[0]
+        if row0 != page.filled:
+            raise BadRequest(f"row {row0} does not follow the {page.filled} rows stored")
+        if row0 + k.shape[1] > geometry.page_tokens:
+            raise BadRequest(f"{k.shape[1]} rows at {row0} exceed the page's {geometry.page_tokens}")
+        self._engine.append(page, k, v)
+        self._pages.move_to_end(name)
+        return int(page.filled)
+
+    def rows(self, key: bytes, layer: int, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Rows [start, stop) of a page, as they came. Raises UnknownPage, BadRequest."""
+        page = self._get(key, layer)
+        if stop > page.filled:
+            raise BadRequest(f"rows [{start}, {stop}) of a page that has {page.filled}")
+        return self._engine.rows(page, start, stop)
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Frees pages at all layers. Raises BadRequest for a page that a sequence is bound to."""
+        bound = self._bound_keys()
+        if any(key in bound for key in keys):
+            raise BadRequest("a page that a sequence is bound to cannot be dropped; release the sequence first")
+        wanted = set(keys)
+        for name in [name for name in self._pages if name[0] in wanted]:
+            self._remove(name)
+
+    def bind(self, sequence: int, keys: Sequence[bytes], layers: Sequence[int]) -> None:
+        """Sets a sequence's ordered list of pages, complete at all `layers`. Raises UnknownPage and changes nothing."""
+        for i, key in enumerate(keys):
+            for layer in layers:
+                if not self.has(key, layer):
+                    raise UnknownPage(f"page {i} of sequence {sequence} is not complete at layer {layer}")
+        self._bound[sequence] = tuple(keys)
+
+    def release(self, sequence: int) -> None:
+        self._bound.pop(sequence, None)
+
+    def release_all(self) -> None:
+        """The host is gone: its sequences end, its pages stay as a cache, incomplete ones go."""
+        self._bound.clear()
+        for name in [n for n, (page, geometry) in self._pages.items() if page.filled < geometry.page_tokens]:
+            self._remove(name)
+
+    def bound_pages(self, sequence: int, layer: int, first: int, count: int) -> list[Any]:
+        """Pages [first, first + count) of a sequence at one layer, in order. Raises UnknownPage, BadRequest."""
+        keys = self._bound.get(sequence)
+        if keys is None:
+            raise UnknownPage(f"sequence {sequence} is not bound")
+        if first + count > len(keys):
+            raise BadRequest(f"pages [{first}, {first + count}) of a sequence that is bound to {len(keys)}")
+        return [self._get(key, layer) for key in keys[first : first + count]]
+
+    def _get(self, key: bytes, layer: int) -> Any:
+        entry = self._pages.get((key, layer))
+        if entry is None:
+            raise UnknownPage(f"page {key.hex()[:12]} is not stored at layer {layer}")
+        return entry[0]
+
+    def _bound_keys(self) -> set[bytes]:
+        return {key for keys in self._bound.values() for key in keys}
+
+    def _new_page(self, name: Name, geometry: Geometry) -> Any:
+        needed = geometry.page_bytes
+        if self.used_bytes + needed > self.memory_bytes:
+            self._make_room(needed, spare=name[0])
+        if self.used_bytes + needed > self.memory_bytes:
+            raise OutOfBudget(
+                f"a page of {needed} bytes does not fit: {self.used_bytes} of {self.memory_bytes} bytes are in use. "
+                "Start the worker with more --memory."
+            )
+        page = self._engine.new_page(geometry)
+        self._pages[name] = (page, geometry)
+        self.used_bytes += needed
+        return page
+
+    def _make_room(self, needed: int, spare: bytes) -> None:
+        """Frees the least recently used idle pages, but none of the page that is arriving at other layers."""
+        bound = self._bound_keys() | {spare}
+        for name in list(self._pages):
+            if self.used_bytes + needed <= self.memory_bytes:
+                return
+            if name[0] not in bound:
+                self._remove(name)
+
+    def _remove(self, name: Name) -> None:
+        _, geometry = self._pages.pop(name)
+        self.used_bytes -= geometry.page_bytes
