@@ -1,0 +1,70 @@
+"""The FastAPI app: its routes, its guard, and the schema that /docs shows."""
+
+import time
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
+
+from backburner import __version__
+from backburner.api import catalog
+from backburner.api.chat import chat_completions
+from backburner.api.completions import completions
+from backburner.api.errors import add_error_handlers
+from backburner.api.guard import LoopbackGuard
+from backburner.api.schemas import ChatBody, CompletionBody
+from backburner.api.settings import Api, ApiSettings, Tokenizer
+from backburner.engine.request import EngineClient
+
+
+def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ApiSettings) -> FastAPI:
+    """The endpoint over a running engine. The caller closes the engine."""
+    api = Api(engine, tokenizer, settings)
+    created_s = int(time.time())
+    app = FastAPI(title="Backburner", version=__version__, redirect_slashes=False)
+    app.state.api = api
+    app.add_middleware(LoopbackGuard, bound_host=settings.bound_host)
+    add_error_handlers(app)
+
+    # The routes parse the body themselves: FastAPI's own parsing answers 500 to NaN and lone surrogates.
+    @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatBody))
+    async def post_chat_completions(request: Request) -> Response:
+        return await chat_completions(api, request)
+
+    @app.post("/v1/completions", openapi_extra=_body_schema(CompletionBody))
+    async def post_completions(request: Request) -> Response:
+        return await completions(api, request)
+
+    @app.get("/v1/models")
+    async def get_models() -> Response:
+        return catalog.model_list(api, created_s)
+
+    @app.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> Response:
+        return catalog.model_by_name(api, name, created_s)
+
+    @app.get("/health")
+    async def get_health() -> Response:
+        return catalog.health(api)
+
+    return app
+
+
+def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(model)}}}}
+
+
+def _inlined(model: type[BaseModel]) -> dict[str, Any]:
+    """A model's JSON schema without $defs: its references would be looked up at the top of the document."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                return resolve(definitions[node["$ref"].rsplit("/", 1)[-1]])
+            return {key: resolve(value) for key, value in node.items()}
+        return [resolve(item) for item in node] if isinstance(node, list) else node
+
+    resolved: dict[str, Any] = resolve(schema)
+    return resolved

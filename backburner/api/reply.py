@@ -1,0 +1,137 @@
+"""One request in the engine, seen from the event loop: bounded events in, cancelled when left."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from starlette.types import Receive
+
+from backburner.api.settings import Api
+from backburner.engine.request import Delta, Event, Failed, Finished, GenerationRequest, Handle, Progress
+from backburner.errors import EngineDead
+
+log = logging.getLogger(__name__)
+
+# How often a wait for the engine looks whether there still is one.
+LIVENESS_S = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer, for clients that do not stream."""
+
+    text: str
+    finished: Finished
+
+
+class Reply:
+    """A submitted request. Leaving the `with` block ends its work, whatever the reason.
+
+    What the client has not taken yet is kept as text and the newest progress, never as a queue of events,
+    so a slow reader costs at most the length of its answer.
+    """
+
+    def __init__(self, api: Api, request: GenerationRequest) -> None:
+        self._api = api
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._progress: Progress | None = None
+        self._text: list[str] = []
+        self._end: Finished | Failed | None = None
+        self._handle: Handle = api.engine.submit(request, self._emit)
+        api.replies.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._api.replies.discard(self)
+        self._handle.cancel()
+
+    def fail(self, failure: Failed) -> None:
+        """Ends the reply from our side of the seam."""
+        self._put(failure)
+
+    async def next(self, timeout_s: float) -> Progress | Delta | Finished | None:
+        """What has come since the last call, text joined; None after `timeout_s` without news."""
+        if not self._has_news():
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._check_alive()
+                return None
+        if self._text:
+            text = "".join(self._text)
+            self._text.clear()
+            return Delta(text, ())
+        if isinstance(self._end, Failed):
+            raise self._end.error
+        if self._end is not None:
+            return self._end
+        progress, self._progress = self._progress, None
+        return progress
+
+    async def collect(self) -> Answer:
+        text: list[str] = []
+        while True:
+            match await self.next(LIVENESS_S):
+                case Delta() as delta:
+                    text.append(delta.text)
+                case Finished() as finished:
+                    return Answer("".join(text), finished)
+
+    def _has_news(self) -> bool:
+        return bool(self._text or self._end or self._progress)
+
+    def _check_alive(self) -> None:
+        status = self._api.engine.status()
+        if not status.alive:
+            raise EngineDead(status.error or "the engine has stopped")
+
+    def _emit(self, event: Event) -> None:
+        """Called on the engine's thread; must not wait and must not raise."""
+        try:
+            self._loop.call_soon_threadsafe(self._put, event)
+        except RuntimeError:
+            log.debug("an event came after the server had stopped")
+
+    def _put(self, event: Event) -> None:
+        if self._end is not None:
+            return
+        match event:
+            case Delta():
+                if event.text:
+                    self._text.append(event.text)
+            case Progress():
+                self._progress = event
+            case Finished() | Failed():
+                self._end = event
+        self._wake.set()
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Returns when the client has closed its connection. The body has to be read already."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None if the client goes away first; then the work is cancelled."""
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
