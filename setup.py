@@ -8,6 +8,7 @@ setup(
         Extension(
             "backburner.native._blas",
             sources=["backburner/native/blas.c"],
+            depends=["backburner/native/blas_body.h"],
             extra_compile_args=["-O3", "-std=c11"],
             optional=True,
         ),

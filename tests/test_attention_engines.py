@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,8 @@ def engine_or_skip(name: str) -> Any:
 
 
 @pytest.fixture(params=["numpy", "native", "mlx"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
-    yield engine_or_skip(request.param)
+def engine(request: pytest.FixtureRequest) -> Any:
+    return engine_or_skip(request.param)
 
 
 def geometry_of(

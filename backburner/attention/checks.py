@@ -19,7 +19,8 @@ def check_append(
         or (k.shape[0], k.shape[2]) != (geometry.kv_heads, geometry.head_dim)
     ):
         raise ValueError(
-            f"append wants k and v of [{geometry.kv_heads}, rows, {geometry.head_dim}], got {k.shape} and {v.shape}"
+            f"append wants k and v of [{geometry.kv_heads}, rows, {geometry.head_dim}], "
+            f"got {k.shape} and {v.shape}"
         )
     if k.dtype != dtype or v.dtype != dtype:
         raise ValueError(f"append wants {dtype} for {geometry.dtype} pages, got {k.dtype} and {v.dtype}")

@@ -62,7 +62,7 @@ class AttentionEngine(Protocol):
         ...
 
     def rows(self, page: Any, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Rows [start, stop) as k, v: [kv_heads, rows, head_dim], contiguous, bit for bit as they were appended."""
+        """Rows [start, stop) as k, v: [kv_heads, rows, head_dim], contiguous, bit for bit as appended."""
         ...
 
     def attend(
@@ -76,7 +76,8 @@ class AttentionEngine(Protocol):
         ...
 
     def fold(self, partials: Sequence[Partial]) -> Partial:
-        """All partials as one: the strict left fold in page order, ((p0 + p1) + p2) + ..., so that whoever folds a
-        prefix and whoever goes on from it get the bits of one fold over everything.
+        """All partials as one: the strict left fold in page order, ((p0 + p1) + p2) + ...
+
+        So whoever folds a prefix and whoever goes on from it get the bits of one fold over everything.
         """
         ...

@@ -1,7 +1,7 @@
 """Merges partials by their log-sum-exp, as a strict left fold in page order.
 
-The order is a contract: a worker folds the prefix of pages that it holds, the host goes on from there, and the bits
-equal those of one fold over all pages. This file is the definition; the Swift worker mirrors it.
+The order is a contract: a worker folds the prefix of pages that it holds, the host goes on from there, and
+the bits equal those of one fold over all pages. This file is the definition; the Swift worker mirrors it.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ def merge(a: Partial, b: Partial) -> Partial:
     m = np.maximum(a.lse, b.lse)  # [q_heads, T]
     # exp(-inf - -inf) is NaN; with a finite shift both weights become exp(-inf) = 0.
     shift = np.where(m == -np.inf, np.float32(0), m)
-    w_a = np.exp(a.lse - shift)
-    w_b = np.exp(b.lse - shift)
+    with np.errstate(over="ignore"):  # -FLT_MAX - FLT_MAX is -inf, whose exp is the right 0
+        w_a = np.exp(a.lse - shift)
+        w_b = np.exp(b.lse - shift)
     total = w_a + w_b
     one_is_empty = (a.lse == -np.inf) | (b.lse == -np.inf)
     any_empty = bool(one_is_empty.any())

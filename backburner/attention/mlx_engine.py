@@ -1,4 +1,4 @@
-"""Page attention in MLX array operations, for Metal, CUDA and CPU alike; everything runs on the caller's thread."""
+"""Page attention in MLX array operations, for Metal, CUDA and CPU alike, on the caller's thread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -69,7 +69,7 @@ class Kernels:
         o: npt.NDArray[np.float32],
         lse: npt.NDArray[np.float32],
     ) -> None:
-        """q: contiguous [q_heads, T, head_dim]; fills o [pages, q_heads, T, head_dim] and lse [pages, q_heads, T]."""
+        """Fills o [pages, q_heads, T, head_dim] and lse [pages, q_heads, T]; all arrays contiguous."""
         n = len(addresses)
         status = self.library.bb_attend(
             geometry,
