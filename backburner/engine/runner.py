@@ -18,6 +18,9 @@ from backburner.model.load import LoadedModel
 
 log = logging.getLogger("backburner.engine")
 
+# More than one chunk of the delta rule; enough to compile what a read and a decode use.
+WARM_UP_TOKENS = 32
+
 
 @dataclass(eq=False, slots=True)
 class Sequence:
@@ -35,20 +38,34 @@ class ModelRunner:
     """Implements `engine.Runner` with a model, an attention engine and, it may be, a worker."""
 
     def __init__(
-        self, loaded: LoadedModel, engine: AttentionEngine, geometry: Geometry, ctx_size: int, worker: WorkerLink | None
+        self,
+        loaded: LoadedModel,
+        tokenizer: Any,
+        engine: AttentionEngine,
+        geometry: Geometry,
+        ctx_size: int,
+        worker: WorkerLink | None,
     ) -> None:
         self.model_name = loaded.name
         self.ctx_size = ctx_size
         self._model = loaded.model
-        self._tokenizer = loaded.tokenizer
-        self._end = frozenset(loaded.tokenizer.eos_token_ids)
+        self._tokenizer = tokenizer
+        self._end = frozenset(tokenizer.eos_token_ids)
         self._engine = engine
         self._geometry = geometry
         self._worker = worker
 
+    def warm_up(self) -> None:
+        """Runs a ubatch and a token, so that compiling and first touches are not the first request's wait."""
+        state = self._new_sequence(GenerationRequest("warm-up", (0,) * WARM_UP_TOKENS, 1), None)
+        self.prefill(state, 0, WARM_UP_TOKENS)
+        self.decode(state)
+
     def start(self, request: GenerationRequest) -> Sequence:
+        return self._new_sequence(request, self._worker.new_sequence() if self._worker else None)
+
+    def _new_sequence(self, request: GenerationRequest, held: HeldPages | None) -> Sequence:
         model = self._model
-        held = self._worker.new_sequence() if self._worker else None
         table = PageTable(self._engine, self._geometry, model.attention_layers, model.fingerprint, held)
         caches = [table.layers[i] if i in table.layers else model.new_state() for i in range(len(model.layers))]
         return Sequence(

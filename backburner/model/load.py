@@ -32,14 +32,10 @@ LoadProgress = Callable[[int, int], None]  # layers loaded, layers in all
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run on the thread that loaded it, with what belongs to it."""
+    """A model ready to run on the thread that loaded it."""
 
     model: HybridModel
-    tokenizer: Any  # mlx_lm's TokenizerWrapper
     name: str
-    folder: Path
-    config: dict[str, Any]
-    sampling_defaults: dict[str, float]  # from generation_config.json
     notes: tuple[str, ...]  # what was changed for this machine, for the log
 
 
@@ -157,7 +153,7 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
 
 
 def load(name: str, folder: Path, on_progress: LoadProgress | None = None) -> LoadedModel:
-    """Loads weights and tokenizer. Call it on the thread that will run the model: MLX graphs stay on theirs.
+    """Loads the weights. Call it on the thread that will run the model: MLX graphs stay on theirs.
 
     Raises ModelError.
     """
@@ -174,4 +170,4 @@ def load(name: str, folder: Path, on_progress: LoadProgress | None = None) -> Lo
         if on_progress:
             on_progress(i + 1, len(model.layers))
     mx.eval(raw.parameters())
-    return LoadedModel(model, read_tokenizer(folder), name, folder, config, sampling_defaults(folder), notes)
+    return LoadedModel(model, name, notes)

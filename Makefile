@@ -1,0 +1,45 @@
+# The two commands of the README are `make serve` and `make test`; both set up what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One BLAS thread: several of them and MLX's own fight for the cores.
+export OPENBLAS_NUM_THREADS := 1
+
+.PHONY: setup serve test check format bench vectors clean
+.DEFAULT_GOAL := check
+
+setup: $(VENV)/.installed
+
+# Editable, so that a changed Python file needs no reinstall; changed C or metadata does.
+$(VENV)/.installed: pyproject.toml setup.py $(wildcard backburner/native/*.c backburner/native/*.h)
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Backburner needs Python 3.11 or newer: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+serve: setup
+	$(BIN)/backburner serve --device loopback $(ARGS)
+
+test: setup
+	MLX_DISABLE_COMPILE=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layer_order.py
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Ratios measured within one run; each prints one JSON object as its last line.
+bench: setup
+	@for b in link page decode peer; do echo "== $$b"; $(BIN)/python benchmarks/$$b.py --json || exit 1; done
+
+vectors: setup
+	$(BIN)/python scripts/make_vectors.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info backburner/native/*.so

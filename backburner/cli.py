@@ -1,0 +1,215 @@
+"""The commands: `backburner serve` and `backburner worker`."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from backburner import __version__
+from backburner import config as c
+from backburner.errors import BackburnerError, ConfigError
+
+app = typer.Typer(
+    help="An OpenAI-compatible server for Qwen hybrid models that uses a second device on a cable as a coprocessor.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"auto_envvar_prefix": "BACKBURNER", "help_option_names": ["-h", "--help"]},
+)
+
+LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+
+
+def main() -> None:
+    """The console script: our own errors become one line and exit status 2, never a traceback."""
+    # One thread for OpenBLAS: several of them and MLX's own fight for the cores.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    try:
+        app()
+    except BackburnerError as e:
+        print(f"backburner: {e}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"backburner {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str | None, typer.Option(help="A model folder or a Hugging Face id (OWNER/NAME). Default: the embedded `tiny`.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="The worker: none, loopback, or tcp://HOST:PORT.")] = "none",
+    host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to serve on; 0 takes a free one.")] = c.SERVER_PORT,
+    window_tokens: Annotated[
+        int | None, typer.Option(help=f"The newest positions whose K/V stay here. Default: {c.WINDOW_TOKENS:,}; tiny: {c.TINY_WINDOW_TOKENS}.")
+    ] = None,
+    page_tokens: Annotated[
+        int | None, typer.Option(help=f"Positions in a page. Default: {c.PAGE_TOKENS:,}; tiny: {c.TINY_PAGE_TOKENS}.")
+    ] = None,
+    ctx_size: Annotated[int | None, typer.Option(help="The longest context. Default: what host and worker can hold.")] = None,
+    engine: Annotated[str, typer.Option(help="Attention engine: auto, native, numpy or mlx.")] = "auto",
+    worker_memory: Annotated[str, typer.Option(help="The memory of a loopback worker's pages.")] = "2GiB",
+    served_model_name: Annotated[str | None, typer.Option(help="The model's name in the API.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="The longest answer when a request does not say.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="When a request does not say. Default: the model's own; else 0.")] = None,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help='JSON for the chat template, e.g. \'{"enable_thinking": true}\'.')
+    ] = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Serves the OpenAI API on this machine."""
+    from backburner.terminal import configure_logging, start_report
+
+    configure_logging(log_level)
+    where = c.parse_device(device)
+    template_kwargs = _json_object(chat_template_kwargs)
+    from backburner.api.server import bind, url_of
+
+    sock = bind(host, port)
+    from backburner.api.app import create_app
+    from backburner.api.server import serve as run_server
+    from backburner.api.settings import ApiSettings
+    from backburner.engine.engine import Engine
+    from backburner.engine.request import SamplingParams
+    from backburner.engine.startup import HostParts, start_runner
+    from backburner.model.load import find_model, model_type_for, read_config, read_tokenizer, sampling_defaults
+
+    report = start_report()
+    name, folder = find_model(model)
+    model_type_for(read_config(folder))
+    tokenizer = read_tokenizer(folder)
+    embedded = model is None
+    loopback = _loopback(where, worker_memory, log_level)
+    parts = HostParts(
+        name=name,
+        folder=folder,
+        tokenizer=tokenizer,
+        window_tokens=window_tokens or (c.TINY_WINDOW_TOKENS if embedded else c.WINDOW_TOKENS),
+        page_tokens=page_tokens or (c.TINY_PAGE_TOKENS if embedded else c.PAGE_TOKENS),
+        ctx_size=ctx_size,
+        engine=engine,
+        connect=_connector(where, loopback),
+    )
+    engine_thread = Engine(lambda: start_runner(parts, report), name)
+    with contextlib.ExitStack() as cleanup:
+        if loopback is not None:
+            cleanup.callback(loopback.close)
+        cleanup.enter_context(report)
+        engine_thread.start()
+        cleanup.callback(engine_thread.close)
+        defaults = sampling_defaults(folder)
+        if temperature is not None:
+            defaults["temperature"] = temperature
+        served = served_model_name or name
+        settings = ApiSettings(
+            model_id=served,
+            ctx_size=engine_thread.status().ctx_size,
+            aliases=tuple({name, str(model or name)} - {served}),
+            sampling=SamplingParams(
+                temperature=float(defaults.get("temperature", 0.0)),
+                top_p=float(defaults.get("top_p", 1.0)),
+                top_k=int(defaults.get("top_k", 0)),
+                min_p=float(defaults.get("min_p", 0.0)),
+            ),
+            max_tokens=max_tokens,
+            # The embedded model answers best without thinking; others do as their template says.
+            chat_template_kwargs={"enable_thinking": not embedded} | template_kwargs,
+            bound_host=host,
+        )
+        api = create_app(engine_thread, tokenizer, settings)
+        run_server(api, sock, on_ready=lambda: report.ready(url_of(sock), served, embedded), log_level=log_level)
+        report.note("stopped")
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
+    import json
+
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as e:
+        raise ConfigError(f"--chat-template-kwargs is not JSON: {e}") from None
+    if not isinstance(value, dict):
+        raise ConfigError("--chat-template-kwargs must be a JSON object.")
+    return value
+
+
+def _loopback(where: c.Device, memory: str, log_level: str) -> Any:
+    if where.kind != "loopback":
+        return None
+    from backburner.worker.loopback import LoopbackWorker
+
+    return LoopbackWorker(c.parse_bytes(memory), log_level)
+
+
+def _connector(where: c.Device, loopback: Any) -> Any:
+    if where.kind == "none":
+        return None
+    if where.kind == "loopback":
+        return lambda engine: (loopback.connector(engine.name), loopback.address)
+    from backburner.transport.link import Link
+    from backburner.transport.tcp import connect, require_loopback
+
+    require_loopback(where.host)
+    return lambda engine: (lambda: Link(connect(where.host, where.port)), str(where))
+
+
+@app.command()
+def worker(
+    listen: Annotated[str, typer.Option(help="The address to listen on, HOST:PORT.")] = f"127.0.0.1:{c.WORKER_PORT}",
+    memory: Annotated[str, typer.Option(help="The memory for pages, e.g. 2GiB.")] = "2GiB",
+    engine: Annotated[str, typer.Option(help="Attention engine: auto, native, numpy or mlx.")] = "auto",
+    name: Annotated[str | None, typer.Option(help="How this worker is called. Default: the host name.")] = None,
+    exit_with_parent: Annotated[
+        bool, typer.Option("--exit-with-parent", hidden=True, help="Stop when standard input closes.")
+    ] = False,
+    log_level: LogLevel = "info",
+) -> None:
+    """Holds old K/V pages for a host and answers its queries over them."""
+    from backburner.terminal import configure_logging
+
+    configure_logging(log_level)
+    host, port = c.parse_address(listen)
+    memory_bytes = c.parse_bytes(memory)
+    from backburner.attention.select import make_engine
+    from backburner.transport.tcp import listen as open_listener
+    from backburner.worker.loopback import READY_PREFIX
+    from backburner.worker.loopback import exit_with_parent as watch_parent
+    from backburner.worker.server import WorkerServer
+
+    attention = make_engine(engine)
+    server = WorkerServer(
+        open_listener(host, port), attention, memory_bytes, name or socket.gethostname(), (attention.name,)
+    )
+    if exit_with_parent:
+        watch_parent()
+    signal.signal(signal.SIGTERM, lambda *_: server.close())
+    print(f"{READY_PREFIX}{server.address}", flush=True)
+    logging.getLogger("backburner.worker").info(
+        "engine %s, %.1f GiB for pages; use it with `backburner serve --device tcp://%s`",
+        attention.name,
+        memory_bytes / 2**30,
+        server.address,
+    )
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        server.close()

@@ -1,0 +1,129 @@
+"""Puts a host together: model, attention engine, worker, context. Called on the engine thread."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from backburner.attention.engine import AttentionEngine
+from backburner.attention.select import make_engine
+from backburner.config import SEQUENCE_PAGES_MAX, check_pages
+from backburner.engine.runner import ModelRunner
+from backburner.engine.worker_link import Connect, WorkerLink
+from backburner.errors import ConfigError
+from backburner.kv.capacity import Capacity, capacity, context_size
+from backburner.kv.held import OVERDUE_PAGES
+from backburner.kv.residency import Residency
+from backburner.model import blas_status
+from backburner.model.cpu import runs_on_cpu
+from backburner.model.load import load
+
+
+class Report(Protocol):
+    """Tells a person what start-up is doing."""
+
+    def stage(self, name: str) -> None: ...
+
+    def progress(self, done: int, total: int) -> None: ...
+
+    def done(self, text: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostParts:
+    """What a host is made from. `connect` None: no worker."""
+
+    name: str
+    folder: Path
+    tokenizer: Any  # mlx_lm's TokenizerWrapper
+    window_tokens: int
+    page_tokens: int
+    ctx_size: int | None
+    engine: str
+    connect: "Callable[[AttentionEngine], tuple[Connect, str]] | None" = None  # engine -> how to connect, address
+    overdue_pages: int = OVERDUE_PAGES
+
+
+def start_runner(parts: HostParts, report: Report) -> ModelRunner:
+    """Loads the model, greets the worker and settles the context. Raises BackburnerError with what to do."""
+    check_pages(parts.window_tokens, parts.page_tokens)
+    engine = make_engine(parts.engine)
+    report.stage(f"model {parts.name}")
+    loaded = load(parts.name, parts.folder, report.progress)
+    model = loaded.model
+    geometry = model.geometry(parts.page_tokens)
+    report.done(
+        f"{len(model.layers)} layers, {len(model.attention_layers)} with K/V; {geometry.dtype}, "
+        f"attention engine {engine.name}"
+    )
+    for note in loaded.notes:
+        report.note(note)
+    if runs_on_cpu() and not blas_status.forwarded:
+        report.note(f"matrix products run without OpenBLAS, slower: {blas_status.reason}")
+    if engine.name == "numpy":
+        report.note("attention runs in numpy, slower: no C part (install a C compiler and reinstall backburner)")
+
+    worker: WorkerLink | None = None
+    if parts.connect is not None:
+        report.stage("worker")
+        connect, address = parts.connect(engine)
+        worker = WorkerLink(
+            connect,
+            address,
+            engine,
+            geometry,
+            model.attention_layers,
+            model.fingerprint,
+            Residency(parts.page_tokens, parts.window_tokens),
+            parts.overdue_pages,
+        )
+        welcome, speed = worker.welcome, worker.speed
+        report.done(
+            f"{welcome.name} at {address}, engine {welcome.engine}, {_gib(welcome.memory_bytes)} for pages; "
+            f"round trip {speed.rtt_us:.0f} us, {speed.bytes_per_s / 1e6:,.0f} MB/s"
+        )
+        if welcome.engine != engine.name:
+            report.note(
+                f"the worker's engine is {welcome.engine}, the host's {engine.name}: "
+                "answers agree within rounding, not bit for bit"
+            )
+    try:
+        report.stage("context")
+        cap = capacity(
+            geometry,
+            len(model.attention_layers),
+            int(psutil.virtual_memory().available),
+            worker.welcome.free_bytes if worker else None,
+            min(model.max_position_embeddings, SEQUENCE_PAGES_MAX * parts.page_tokens),
+        )
+        ctx_size = context_size(parts.ctx_size, cap)
+        if ctx_size < 1:
+            raise ConfigError("there is no memory left for K and V; use a smaller model.")
+        report.done(_describe(ctx_size, cap, parts, worker is not None))
+        runner = ModelRunner(loaded, parts.tokenizer, engine, geometry, ctx_size, worker)
+        report.stage("warm-up")
+        runner.warm_up()
+        report.done("first steps compiled")
+        return runner
+    except BaseException:
+        if worker is not None:
+            worker.close()
+        raise
+
+
+def _describe(ctx_size: int, cap: Capacity, parts: HostParts, with_worker: bool) -> str:
+    text = f"{ctx_size:,} tokens ({cap.token_bytes:,} bytes of K/V each"
+    if not with_worker:
+        return f"{text}; this host can hold {cap.host_tokens:,})"
+    return (
+        f"{text}; host can hold {cap.host_tokens:,}, worker {cap.worker_tokens:,}); the newest "
+        f"{parts.window_tokens:,} stay here, older pages of {parts.page_tokens:,} go to the worker"
+    )
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

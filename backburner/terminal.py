@@ -1,0 +1,87 @@
+"""What a person sees: start-up stages with Rich on a terminal, plain lines when piped, and the log."""
+
+import logging
+import os
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.status import Status
+
+from backburner.errors import ConfigError
+
+LEVELS = ("debug", "info", "warning", "error")
+
+console = Console(stderr=True, highlight=False)
+
+
+def configure_logging(level: str) -> None:
+    """Our log on standard error at `level`; libraries only from warnings on, unless debugging. Raises ConfigError."""
+    if level not in LEVELS:
+        raise ConfigError(f"--log-level {level!r} is not one of {', '.join(LEVELS)}.")
+    handler: logging.Handler
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, rich_tracebacks=False, log_time_format="%H:%M:%S")
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.DEBUG if level == "debug" else logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("backburner").setLevel(level.upper())
+    for name in ("httpx", "urllib3", "filelock", "asyncio"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # transformers warns about config keys that only mlx-lm reads, and sets its own level when it is imported.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+EXAMPLE = """curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is Backburner?"}}]}}'"""
+
+
+class StartReport:
+    """Implements `engine.startup.Report`: one line for each stage, with its time."""
+
+    def __init__(self) -> None:
+        self._status: Status | None = None
+        self._name = ""
+        self._start = 0.0
+
+    def __enter__(self) -> "StartReport":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stop()
+
+    def stage(self, name: str) -> None:
+        self._stop()
+        self._name, self._start = name, time.monotonic()
+        if console.is_terminal:
+            self._status = console.status(f"{name} ...")
+            self._status.start()
+
+    def progress(self, done: int, total: int) -> None:
+        if self._status is not None:
+            self._status.update(f"{self._name}: layer {done} of {total}")
+
+    def done(self, text: str) -> None:
+        self._stop()
+        console.print(f"[green]ok[/] [bold]{self._name}[/] ({time.monotonic() - self._start:.1f} s): {text}", soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        console.print(f"   {text}", soft_wrap=True)
+
+    def ready(self, url: str, model: str, embedded: bool) -> None:
+        """The last line of start-up, with a command to paste."""
+        console.print(f"[green]ready[/] at {url}/v1 (model {model}, health at {url}/health). Try:", soft_wrap=True)
+        console.print(EXAMPLE.format(url=url, model=model), soft_wrap=True, markup=False)
+        if embedded:
+            console.print("   `tiny` is a demonstration model of 4 million parameters; --model serves a real one.")
+
+    def _stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def start_report() -> StartReport:
+    return StartReport()
