@@ -108,7 +108,7 @@ def test_decoded_tensors_are_views_of_the_body():
         (m.Kind.GET_PAGE, {"key": KEY, "layer": 1, "row0": 0, "rows": 0}, "GetPage.rows"),
         (m.Kind.GET_PAGE, {"key": KEY, "layer": 2**32, "row0": 0, "rows": 1}, "GetPage.layer"),
         (m.Kind.HAVE, {"keys": [], "layer": "all"}, "Have.layer"),
-        (m.Kind.STATS_REPLY, {name: 1 for name in m.StatsReply.__slots__}, "attend_seconds"),
+        (m.Kind.STATS_REPLY, dict.fromkeys(m.StatsReply.__slots__, 1), "attend_seconds"),
         (255, {}, "kind 255"),
         (m.Kind.BAKE, {}, "kind 64"),
     ],
@@ -182,7 +182,7 @@ def test_nested_arrays_that_claim_a_great_length_reserve_little():
     ],
 )
 def test_our_own_mistakes_are_found_before_they_are_sent(message):
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError):  # noqa: PT011  # the words differ
         m.encode(message, 1)
 
 

@@ -20,11 +20,12 @@ key = st.binary(min_size=16, max_size=64)
 keys = st.lists(key, max_size=20).map(tuple)
 floats = st.floats(allow_nan=False, allow_infinity=False)
 dtype = st.sampled_from(list(DTYPES))
+dimensions = st.integers(1, 4)
 tags = st.integers(1, 2**32 - 1)
 
 
 @st.composite
-def tensor(draw, dims=st.integers(1, 4), of=dtype):
+def tensor(draw, dims=dimensions, of=dtype):
     """Any tensor of the wire; the bits are arbitrary, NaNs included."""
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=(n := draw(dims)), max_size=n)))
     return draw(bits(shape, draw(of)))
@@ -88,7 +89,7 @@ def same(left: m.Message, right: m.Message) -> bool:
 
 
 def read_all(data: bytes, piece: int = 2**30, body_max: int = 2**20) -> list[tuple[int, m.Message]]:
-    """Every message in a stream that arrives `piece` bytes at a time; what is incomplete at its end is left."""
+    """Every message in a stream that comes `piece` bytes at a time; an incomplete one is left out."""
     reader = FrameReader(body_max)
     found = []
     while data:

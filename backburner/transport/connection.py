@@ -34,7 +34,8 @@ class Connection:
         self._channel = channel
         self._reader = FrameReader(body_max)
         self._send_lock = Lock()
-        self._failure: BaseException | None = None
+        # Why the link ended. Text: an exception would hold its frames, and they the link and its descriptor.
+        self._failure: str | None = None
 
     @property
     def alive(self) -> bool:
@@ -96,5 +97,5 @@ class Connection:
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
-            self._failure = error
+            self._failure = str(error) or type(error).__name__
         self._channel.close()

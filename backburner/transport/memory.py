@@ -70,6 +70,10 @@ class MemoryChannel:
             pipe.changed.notify_all()
         return count
 
+    def close_sending(self) -> None:
+        """Ends one direction: what was sent can still be read there, and then the stream is over."""
+        self._outgoing.close()
+
     def close(self) -> None:
         self._outgoing.close()
         self._incoming.close()

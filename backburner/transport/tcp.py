@@ -29,7 +29,7 @@ def require_loopback(host: str) -> str:
 def connect(host: str, port: int, timeout_s: float = 5.0) -> SocketChannel:
     """Opens a channel to the worker that listens at host:port."""
     address = require_loopback(host)
-    where = f"{host}:{port}"
+    where = _place(host, port)
     try:
         sock = socket.create_connection((address, port), timeout=timeout_s)
     except TimeoutError:
@@ -65,7 +65,7 @@ class Listener:
             raise LinkTimeout(f"no host called {self.host}:{self.port} within {timeout_s:g} s") from None
         except OSError as error:
             raise LinkClosed(f"no longer listening at {self.host}:{self.port}: {error}") from None
-        return _channel(sock, f"{address[0]}:{address[1]}")
+        return _channel(sock, _place(*address[:2]))
 
     def close(self) -> None:
         """Stops listening, and wakes whoever waits in `accept`."""
@@ -83,6 +83,10 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> Listener:
         return Listener(socket.create_server((address, port), family=family, backlog=8))
     except (OSError, OverflowError) as error:
         raise ConfigError(f"cannot listen at {host}:{port}: {error}; choose another port") from None
+
+
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _channel(sock: socket.socket, peer: str) -> SocketChannel:
