@@ -55,12 +55,11 @@ def chat_prompt(api: Api, body: ChatBody) -> list[int]:
     if reserved:
         raise InvalidRequestError(f"{reserved[0]!r} cannot be set here", param="chat_template_kwargs")
     # The answer is not held to tool_choice, so "none" can only be kept by not offering any tool.
-    offered = [] if body.tool_choice == "none" else body.tools or []
-    tools = [tool.model_dump() for tool in offered]
+    tools = None if body.tool_choice == "none" else body.tools or None
     try:
         text = api.tokenizer.apply_chat_template(
             [message.for_template() for message in body.messages],
-            tools=tools or None,
+            tools=tools,
             add_generation_prompt=True,
             tokenize=False,
             **kwargs,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from backburner.api.body import strict_json
 from backburner.api.errors import unsupported
@@ -75,7 +75,17 @@ def _list_of_prompts(prompt: object) -> object:
     raise ValueError("has to be a string, a list of strings, a list of token ids, or a list of such lists")
 
 
+def _check_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Only the name is checked; the tool goes to the template as it came, in its own order of keys."""
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name:
+        raise ValueError("function.name has to be a non-empty string")
+    return tool
+
+
 Text = Annotated[str, BeforeValidator(_join_text)]
+Tool = Annotated[dict[str, Any], AfterValidator(_check_tool)]
 Stops = Annotated[list[str], BeforeValidator(_list_of_stops)]
 
 
@@ -109,18 +119,6 @@ class Message(Body):
         if self.role == "developer":
             message["role"] = "system"
         return message
-
-
-class FunctionSchema(BaseModel):
-    """Only the name is checked; the rest goes to the template as it came."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    name: str = Field(min_length=1)
-
-
-class Tool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-    function: FunctionSchema
 
 
 class StreamOptions(Body):

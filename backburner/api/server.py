@@ -24,18 +24,20 @@ FAREWELL_S = 1.0
 
 def bind(host: str, port: int) -> socket.socket:
     """Takes the port, so that one in use is found before a model is loaded. Port 0 takes any free one."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"{port} is not a port; --port takes 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError, UnicodeError) as e:
+    except (OSError, UnicodeError) as e:
         raise ConfigError(f"cannot use {host}:{port}: {e}; check --host and --port") from e
     try:
         # A server that was restarted must not wait for its old connections to time out.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-    except (OSError, OverflowError) as e:
+    except OSError as e:
         sock.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {e}; choose another --port") from e
     return sock

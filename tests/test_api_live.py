@@ -1,0 +1,262 @@
+"""Over real sockets: faults in mid-answer, keep-alives, clients that leave, clients that do not read."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from api_support import HI, asgi, error_of, eventually, frames, listening, streamed_text
+from scripted_engine import Script, ScriptedEngine, says
+
+from backburner.engine.request import GenerationRequest
+from backburner.errors import (
+    BackburnerError,
+    ContextExceeded,
+    EngineDead,
+    LinkClosed,
+    LinkTimeout,
+    ModelError,
+    OutOfBudget,
+)
+
+LONG = says("so it goes on " * 200, token_delay_s=0.01)
+
+
+def open_request(url: str, body: dict[str, Any], receive_buffer_bytes: int | None = None) -> socket.socket:
+    """Sends a chat request over a bare socket, which the test may then close or leave unread."""
+    address = urlsplit(url)
+    sock = socket.socket()
+    if receive_buffer_bytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+    sock.settimeout(10)
+    sock.connect((address.hostname, address.port))
+    content = json.dumps({"messages": HI, **body}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    sock.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return sock
+
+
+def chat(url: str, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{url}/v1/chat/completions", json={"messages": HI, **fields}, timeout=20)
+
+
+def idle(engine: ScriptedEngine) -> Callable[[], bool]:
+    return lambda: engine.running is None and engine.status().waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "retry"),
+    [
+        (EngineDead("gone"), 503, True),
+        (LinkClosed("gone"), 503, True),
+        (LinkTimeout("slow"), 503, True),
+        (OutOfBudget("full"), 503, True),
+        (ContextExceeded("full"), 400, False),
+        (ModelError("odd"), 500, False),
+        (BackburnerError("odd"), 500, False),
+    ],
+)
+def test_a_failure_has_the_status_that_tells_whether_to_retry(
+    fault: BackburnerError, status: int, retry: bool
+) -> None:
+    with asgi(says("ABC", fault_at=0, fault=fault)) as client:
+        response = client.chat()
+    error = error_of(response, status)
+    assert error["code"] == fault.code
+    assert error["message"] == str(fault)
+    assert ("retry-after" in response.headers) == retry
+    if status == 500:
+        assert response.headers["x-should-retry"] == "false"
+
+
+def test_a_failure_late_in_an_unstreamed_answer_is_an_error_and_not_half_an_answer() -> None:
+    with asgi(says("ABC", fault_at=2, fault=LinkClosed("gone"))) as client:
+        error_of(client.chat(), 503)
+
+
+def test_a_failure_in_mid_stream_is_an_error_frame_without_a_reason_or_done() -> None:
+    with asgi(says("ABCDEF", fault_at=3, fault=LinkClosed("the worker is gone"))) as client:
+        response = client.chat(stream=True, stream_options={"include_usage": True})
+    *before, last = frames(response)
+    assert "".join(f["choices"][0]["delta"].get("content", "") for f in before) == "ABC"
+    assert last == {
+        "error": {
+            "message": "the worker is gone",
+            "type": "server_error",
+            "param": None,
+            "code": "link_closed",
+        }
+    }
+    assert all(f["choices"][0]["finish_reason"] is None for f in before)
+    assert "[DONE]" not in response.text
+
+
+def test_a_defect_in_mid_stream_is_an_error_frame_without_details() -> None:
+    with asgi(says("ABC")) as client:
+        client.app.state.api.replies = None  # any defect of ours will do
+        response = client.chat(stream=True)
+    assert "None" not in response.text
+    assert "[DONE]" not in response.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_dead_engine_is_a_503_at_once(stream: bool) -> None:
+    with asgi(says("ABC")) as client:
+        client.engine.alive = False
+        response = client.chat(stream=stream)
+    assert error_of(response, 503)["code"] == "engine_unavailable"
+    assert "retry-after" in response.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_dies_silently_fails_the_request(stream: bool) -> None:
+    with asgi(says("ABC", hang_at=1), keep_alive_s=0.05) as client:
+        threading.Timer(0.2, lambda: setattr(client.engine, "alive", False)).start()
+        response = client.chat(stream=stream)
+    if stream:
+        assert frames(response)[-1]["error"]["code"] == "engine_unavailable"
+    else:
+        error_of(response, 503)
+
+
+def test_comments_flow_by_the_clock_while_queued_and_in_prefill() -> None:
+    prefill = [(n * 256, 1024) for n in range(1, 5)]
+    slow = Script(says("ok").tokens, prefill=prefill, prefill_delay_s=0.12)
+    with asgi(slow, keep_alive_s=0.05) as client:
+        response = client.chat(stream=True)
+    comments = [line for line in response.text.split("\n\n") if line.startswith(":")]
+    assert ": keep-alive" in comments
+    assert ": prefill 256/1024" in comments
+    assert ": prefill 768/1024" in comments
+    first_data = response.text.index("data:")
+    assert all(response.text.index(c) < first_data for c in comments)
+    assert streamed_text(response) == "ok"
+
+
+def test_comments_come_while_a_long_prompt_makes_no_progress_and_between_slow_tokens() -> None:
+    with listening(Script(says("ok").tokens, hang_at=1), keep_alive_s=0.05) as (url, _):
+        lines: list[str] = []
+        body = {"messages": HI, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=10) as response:
+            for line in response.iter_lines():
+                lines.append(line)
+                if lines.count(": keep-alive") == 3:
+                    break
+    assert any('"content":"' in line for line in lines)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("phase", ["prefill", "decode", "hang"])
+def test_a_client_that_leaves_ends_the_work(stream: bool, phase: str) -> None:
+    script = {
+        "prefill": Script(LONG.tokens, prefill=[(n, 1000) for n in range(1000)], prefill_delay_s=0.02),
+        "decode": LONG,
+        "hang": Script(LONG.tokens, hang_at=0),
+    }[phase]
+    with listening(script) as (url, engine):
+        sock = open_request(url, {"stream": stream})
+        assert eventually(lambda: engine.running)
+        if phase == "decode":
+            assert eventually(lambda: engine.emitted_tokens > 3)
+        sock.close()
+        assert eventually(idle(engine), within_s=2)
+        assert not engine.completed
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_the_queue_is_never_served_and_others_are(stream: bool) -> None:
+    # The first request holds the engine until it is released; the second leaves; the third is served.
+    release = threading.Event()
+
+    def script(request: GenerationRequest) -> Script:
+        if len(engine.requests) and request is engine.requests[0]:
+            assert release.wait(10)
+        return says("ok")
+
+    with listening(script) as (url, engine):
+        first = open_request(url, {"stream": stream})
+        assert eventually(lambda: engine.running)
+        second = open_request(url, {"stream": stream})
+        assert eventually(lambda: len(engine.handles) == 2)
+        second.close()
+        assert eventually(engine.handles[1].cancelled.is_set, within_s=2)
+        release.set()
+        assert chat(url).json()["choices"][0]["message"]["content"] == "ok"
+        assert engine.requests[1].request_id not in engine.completed
+        assert engine.requests[0].request_id in engine.completed
+        first.close()
+
+
+def test_a_reader_that_stalls_is_cancelled_and_others_are_not_touched() -> None:
+    # More than the socket buffers of both sides hold, so that the server has to notice.
+    flood = Script(pieces=["x" * 65536] * 2000, token_delay_s=0.001)
+
+    def script(request: GenerationRequest) -> Script:
+        return says("ok") if request.max_tokens == 5 else flood
+
+    with listening(script, write_stall_s=0.5) as (url, engine):
+        engine.ctx_size = 10**6
+        stalled = open_request(url, {"stream": True}, receive_buffer_bytes=4096)
+        assert eventually(lambda: engine.handles and engine.handles[0].cancelled.is_set(), within_s=15)
+        assert chat(url, max_tokens=5).json()["choices"][0]["message"]["content"] == "ok"
+        assert engine.requests[0].request_id not in engine.completed or engine.handles[0].cancelled.is_set()
+        stalled.close()
+
+
+def test_a_slow_reader_gets_the_whole_answer() -> None:
+    text = "one two three 🙂 " * 50
+    with listening(says(text)) as (url, _):
+        body = {"messages": HI, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=10) as response:
+            read = b""
+            for chunk in response.iter_raw(64):
+                read += chunk
+    whole = httpx.Response(200, content=read)
+    assert streamed_text(whole) == text
+
+
+def test_the_loop_answers_health_while_a_long_prompt_is_tokenised() -> None:
+    with listening(says("ok")) as (url, engine):
+        tokenising, release = threading.Event(), threading.Event()
+        engine_encode = None
+
+        def script_render(messages: list[dict[str, Any]], **kwargs: Any) -> str:
+            tokenising.set()
+            assert release.wait(10)
+            return "prompt"
+
+        from scripted_engine import tiny_tokenizer
+
+        wrapper = tiny_tokenizer()
+        original = type(wrapper).apply_chat_template
+        del engine_encode
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(wrapper), "apply_chat_template", lambda _, m, **k: script_render(m, **k))
+            sock = open_request(url, {})
+            assert tokenising.wait(10)
+            assert httpx.get(f"{url}/health", timeout=5).status_code == 200
+            release.set()
+            assert eventually(lambda: engine.completed)
+            sock.close()
+        assert type(wrapper).apply_chat_template is original
+
+
+def test_sixteen_clients_at_once_each_get_their_own_answer() -> None:
+    with listening(lambda request: Script(request.prompt)) as (url, _):
+        results: dict[int, str] = {}
+
+        def ask(i: int) -> None:
+            body = {"prompt": f"codeword {i}", "stream": i % 2 == 0}
+            response = httpx.post(f"{url}/v1/completions", json=body, timeout=20)
+            results[i] = streamed_text(response) if i % 2 == 0 else response.json()["choices"][0]["text"]
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert results == {i: f"codeword {i}" for i in range(16)}

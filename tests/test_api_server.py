@@ -1,0 +1,82 @@
+"""The port and the end: a port in use is found early, signals end streams with a reason."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import httpx
+import pytest
+from api_support import HI, frames, listening
+from scripted_engine import says
+
+from backburner.api.server import bind, url_of
+from backburner.errors import ConfigError
+
+TESTS = Path(__file__).parent
+
+# Serves an engine that never finishes, as the command line would; says when it is ready and has ended.
+PROGRAM = textwrap.dedent(
+    """
+    from api_support import app_for
+    from backburner.api.server import bind, serve, url_of
+    from scripted_engine import ScriptedEngine, says
+    engine = ScriptedEngine(says("hello", hang_at=2))
+    sock = bind("127.0.0.1", 0)
+    serve(app_for(engine), sock, on_ready=lambda: print(url_of(sock), flush=True))
+    engine.close()
+    print("ended", flush=True)
+    """
+)
+
+
+def test_a_port_in_use_is_a_config_error_that_names_it() -> None:
+    with listening(says("ok")) as (url, _):
+        port = httpx.URL(url).port
+        assert port
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
+            bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("no.such.host.invalid", 0), ("127.0.0.1", 70000), ("192.0.2.1", 0)]
+)
+def test_an_impossible_address_is_a_config_error(host: str, port: int) -> None:
+    with pytest.raises(ConfigError):
+        bind(host, port)
+
+
+def test_port_zero_takes_a_free_one() -> None:
+    with bind("127.0.0.1", 0) as sock:
+        assert url_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_stream_with_a_reason_and_returns_to_the_caller(number: signal.Signals) -> None:
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert process.stdout
+    try:
+        url = process.stdout.readline().strip()
+        body = {"messages": HI, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=20) as response:
+            read = b""
+            for chunk in response.iter_raw():
+                if not read:
+                    process.send_signal(number)
+                read += chunk
+        last = frames(httpx.Response(200, content=read))[-1]
+        assert last["error"]["code"] == "engine_unavailable"
+        assert "shutting down" in last["error"]["message"]
+        assert process.stdout.readline().strip() == "ended"
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
