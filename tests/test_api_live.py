@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from api_support import HI, asgi, error_of, eventually, frames, listening, streamed_text
-from scripted_engine import Script, ScriptedEngine, says
+from scripted_engine import Script, ScriptedEngine, says, tiny_tokenizer
 
+from backburner.api.chat import ChatFormat
 from backburner.engine.request import GenerationRequest
 from backburner.errors import (
     BackburnerError,
@@ -26,17 +27,24 @@ from backburner.errors import (
 LONG = says("so it goes on " * 200, token_delay_s=0.01)
 
 
-def open_request(url: str, body: dict[str, Any], receive_buffer_bytes: int | None = None) -> socket.socket:
-    """Sends a chat request over a bare socket, which the test may then close or leave unread."""
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def open_socket(url: str, receive_buffer_bytes: int | None = None) -> socket.socket:
     address = urlsplit(url)
     sock = socket.socket()
     if receive_buffer_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
     sock.settimeout(10)
     sock.connect((address.hostname, address.port))
+    return sock
+
+
+def open_request(url: str, body: dict[str, Any], receive_buffer_bytes: int | None = None) -> socket.socket:
+    """Sends a chat request over a bare socket, which the test may then close or leave unread."""
+    sock = open_socket(url, receive_buffer_bytes)
     content = json.dumps({"messages": HI, **body}).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    sock.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    sock.sendall(HEAD + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return sock
 
 
@@ -95,12 +103,27 @@ def test_a_failure_in_mid_stream_is_an_error_frame_without_a_reason_or_done() ->
     assert "[DONE]" not in response.text
 
 
-def test_a_defect_in_mid_stream_is_an_error_frame_without_details() -> None:
+def defect(*_: object) -> None:
+    raise RuntimeError("a secret")
+
+
+def test_a_defect_in_mid_stream_is_an_error_frame_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChatFormat, "text_chunk", defect)
     with asgi(says("ABC")) as client:
-        client.app.state.api.replies = None  # any defect of ours will do
         response = client.chat(stream=True)
-    assert "None" not in response.text
-    assert "[DONE]" not in response.text
+        assert frames(response)[-1]["error"]["code"] == "internal_error"
+        assert "secret" not in response.text
+        assert "[DONE]" not in response.text
+        assert eventually(client.engine.handles[0].cancelled.is_set)
+
+
+def test_a_defect_before_an_answer_is_a_500_in_the_same_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChatFormat, "whole", defect)
+    with asgi(says("ABC")) as client:
+        response = client.chat()
+    assert error_of(response, 500)["code"] == "internal_error"
+    assert response.headers["x-should-retry"] == "false"
+    assert "secret" not in response.text
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -203,7 +226,7 @@ def test_a_reader_that_stalls_is_cancelled_and_others_are_not_touched() -> None:
         stalled = open_request(url, {"stream": True}, receive_buffer_bytes=4096)
         assert eventually(lambda: engine.handles and engine.handles[0].cancelled.is_set(), within_s=15)
         assert chat(url, max_tokens=5).json()["choices"][0]["message"]["content"] == "ok"
-        assert engine.requests[0].request_id not in engine.completed or engine.handles[0].cancelled.is_set()
+        assert engine.requests[0].request_id not in engine.completed
         stalled.close()
 
 
@@ -219,30 +242,49 @@ def test_a_slow_reader_gets_the_whole_answer() -> None:
     assert streamed_text(whole) == text
 
 
-def test_the_loop_answers_health_while_a_long_prompt_is_tokenised() -> None:
+def test_health_answers_while_a_long_prompt_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendering, release = threading.Event(), threading.Event()
+
+    def render(*_: Any, **__: Any) -> str:
+        rendering.set()
+        assert release.wait(10)
+        return "prompt"
+
+    monkeypatch.setattr(type(tiny_tokenizer()), "apply_chat_template", render)
     with listening(says("ok")) as (url, engine):
-        tokenising, release = threading.Event(), threading.Event()
-        engine_encode = None
+        sock = open_request(url, {})
+        assert rendering.wait(10)
+        assert httpx.get(f"{url}/health", timeout=5).status_code == 200
+        release.set()
+        assert eventually(lambda: engine.completed)
+        sock.close()
 
-        def script_render(messages: list[dict[str, Any]], **kwargs: Any) -> str:
-            tokenising.set()
-            assert release.wait(10)
-            return "prompt"
 
-        from scripted_engine import tiny_tokenizer
+def test_a_body_that_never_comes_is_given_up() -> None:
+    with listening(says("ok"), body_idle_s=0.1) as (url, engine):
+        sock = open_socket(url)
+        sock.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+        assert sock.recv(100).startswith(b"HTTP/1.1 408")
+        sock.close()
+        assert chat(url).status_code == 200
+        assert len(engine.requests) == 1
 
-        wrapper = tiny_tokenizer()
-        original = type(wrapper).apply_chat_template
-        del engine_encode
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(wrapper), "apply_chat_template", lambda _, m, **k: script_render(m, **k))
-            sock = open_request(url, {})
-            assert tokenising.wait(10)
-            assert httpx.get(f"{url}/health", timeout=5).status_code == 200
-            release.set()
-            assert eventually(lambda: engine.completed)
-            sock.close()
-        assert type(wrapper).apply_chat_template is original
+
+def test_a_client_that_leaves_in_mid_body_harms_nobody() -> None:
+    with listening(says("ok")) as (url, engine):
+        sock = open_socket(url)
+        sock.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+        sock.close()
+        assert chat(url).status_code == 200
+        assert len(engine.requests) == 1
+
+
+def test_a_client_that_sends_far_too_much_can_read_why_it_is_refused() -> None:
+    with listening(says("ok"), max_body_bytes=100_000) as (url, engine):
+        response = chat(url, padding="x" * 20_000_000)
+        assert error_of(response, 413)["code"] == "body_too_large"
+        assert chat(url).status_code == 200
+        assert len(engine.requests) == 1
 
 
 def test_sixteen_clients_at_once_each_get_their_own_answer() -> None:
