@@ -5,7 +5,6 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from itertools import islice
 from typing import Protocol
 
 from backburner.errors import LinkClosed, LinkTimeout
@@ -47,12 +46,12 @@ class SocketChannel:
         self._timeouts = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
 
     def send(self, parts: Sequence[Buffer], deadline: float) -> int:
-        left = total = sum([len(part) for part in parts])
+        left = total = sum(map(len, parts))
         try:
             while True:
                 self._limit(socket.SO_SNDTIMEO, deadline)
                 try:
-                    sent = self._sock.sendmsg(islice(parts, PARTS_MAX))
+                    sent = self._sock.sendmsg(parts if len(parts) <= PARTS_MAX else parts[:PARTS_MAX])
                 except BlockingIOError:
                     continue
                 left -= sent

@@ -1,7 +1,7 @@
 """What a meta value may be: one reader for each type of field, strict about type and range."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import msgpack  # type: ignore[import-untyped]
@@ -145,9 +145,9 @@ def describe_tensor(array: Array, end: int) -> tuple[list[Any], memoryview, int]
         raise ValueError(f"dtype {array.dtype} does not cross the wire ({', '.join(DTYPES)})")
     if not 1 <= array.ndim <= DIMENSIONS_MAX or not array.size:
         raise ValueError(f"a tensor of shape {array.shape} does not cross the wire")
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    data = memoryview(array if array.flags.c_contiguous else np.ascontiguousarray(array)).cast("B")
     offset = aligned(end)
-    return [name, list(array.shape), offset], flat.data, offset + flat.nbytes
+    return [name, list(array.shape), offset], data, offset + data.nbytes
 
 
 def read_tensor(entry: Any, body: Buffer, end: int) -> tuple[Array, int]:
@@ -155,16 +155,16 @@ def read_tensor(entry: Any, body: Buffer, end: int) -> tuple[Array, int]:
     which leaves no room for overlaps, holes or misalignment."""
     if type(entry) is not list or len(entry) != 3:
         raise ValueError("a tensor is [dtype, shape, offset]")
-    dtype = DTYPES[tensor_dtype(entry[0])]
-    shape: Sequence[int] = entry[1]
+    name, shape, given_offset = entry
+    dtype = DTYPES[tensor_dtype(name)]
     if type(shape) is not list or not 1 <= len(shape) <= DIMENSIONS_MAX:
         raise ValueError(f"a tensor has 1 to {DIMENSIONS_MAX} dimensions")
     size = dtype.itemsize
     for dimension in shape:
         size *= positive(dimension)
     offset = aligned(end)
-    if type(entry[2]) is not int or entry[2] != offset:
-        raise ValueError(f"tensor at offset {entry[2]!r:.40}, expected {offset}")
+    if type(given_offset) is not int or given_offset != offset:
+        raise ValueError(f"tensor at offset {given_offset!r:.40}, expected {offset}")
     if offset + size > len(body):
         raise ValueError(f"tensor of {size} bytes at {offset} leaves the body of {len(body)}")
-    return np.ndarray(tuple(shape), dtype, body, offset), offset + size
+    return np.ndarray(shape, dtype, body, offset), offset + size

@@ -88,11 +88,11 @@ def encode_frame(
     return [head + meta, *parts]
 
 
-def parse_header(data: Buffer, body_max: int = BODY_MAX) -> Header:
-    """Reads 32 bytes and checks every field that can be checked before anything is allocated."""
-    if len(data) < HEADER_BYTES:
-        raise ProtocolError(f"a header has {HEADER_BYTES} bytes, got {len(data)}")
-    magic, version, kind, flags, tag, meta_len, body_len, check = HEADER.unpack_from(data)
+def parse_header(data: Buffer, body_max: int = BODY_MAX, start: int = 0) -> Header:
+    """Reads 32 bytes at `start` and checks every field that can be checked before anything is allocated."""
+    if len(data) - start < HEADER_BYTES:
+        raise ProtocolError(f"a header has {HEADER_BYTES} bytes, got {len(data) - start}")
+    magic, version, kind, flags, tag, meta_len, body_len, check = HEADER.unpack_from(data, start)
     if magic != MAGIC:
         raise ProtocolError(f"not a Backburner frame (magic {magic:#010x}); is this the right port?")
     if version != FRAME_VERSION:
@@ -188,7 +188,7 @@ class FrameReader:
         if header is None:
             if self._end - self._start < HEADER_BYTES:
                 return None
-            header = parse_header(self._view[self._start : self._end], self._body_max)
+            header = parse_header(self._view, self._body_max, self._start)
             self._header = header
             self._start += HEADER_BYTES
         meta_end = self._start + header.meta_len

@@ -4,7 +4,7 @@ import statistics
 import time
 from dataclasses import dataclass
 from itertools import count
-from threading import Condition
+from threading import Condition, Lock
 from typing import overload
 
 import numpy as np
@@ -49,7 +49,9 @@ class Link(Connection):
         self.speed: LinkSpeed | None = None
         self._tags = count()
         self._expected: dict[int, type[m.Message]] = {}  # by tag, of requests whose reply was not yet taken
-        self._changed = Condition()  # guards all below
+        self._lock = Lock()  # guards all below
+        self._changed = Condition(self._lock)
+        self._followers = 0
         self._reading = False
         self._arrived: dict[int, m.Message] = {}
 
@@ -125,24 +127,21 @@ class Link(Connection):
         return time.perf_counter() - start
 
     def _collect(self, tag: int, deadline: float) -> m.Message:
-        with self._changed:
-            while True:
-                if tag in self._arrived:
-                    self.exchanges += 1
-                    return self._arrived.pop(tag)
-                if self._failure is not None:
-                    raise LinkClosed(f"the link to {self.peer} is closed: {self._failure}")
-                if not self._reading:
-                    self._reading = True
-                    break
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    error = LinkTimeout(f"no reply from {self.peer} in time")
-                    self._fail(error)
-                    raise error
-                self._changed.wait(left)
+        with self._lock:
+            while self._reading and tag not in self._arrived:
+                self._follow(deadline)
+            if tag in self._arrived:
+                self.exchanges += 1
+                return self._arrived.pop(tag)
+            if self._failure is not None:
+                raise LinkClosed(f"the link to {self.peer} is closed: {self._failure}")
+            self._reading = True
         try:
-            message = self._read_until(tag, deadline)
+            while True:
+                arrived, message = self._read(deadline)
+                if arrived == tag:
+                    break
+                self._deliver(arrived, message)
         except BaseException as error:
             first = self._failure
             self._fail(error)
@@ -150,24 +149,40 @@ class Link(Connection):
                 # Another thread closed the channel under us; its reason says more than our end of file.
                 raise LinkClosed(f"the link to {self.peer} is closed: {first}") from None
             raise
-        with self._changed:
+        with self._lock:
             self._reading = False
             self.exchanges += 1
-            self._changed.notify_all()
+            if self._followers:
+                self._changed.notify_all()
         return message
 
-    def _read_until(self, tag: int, deadline: float) -> m.Message:
-        while True:
-            arrived, message = self._read(deadline)
-            if arrived == tag:
-                return message
-            if arrived not in self._expected or arrived in self._arrived:
-                raise ProtocolError(f"{self.peer} answered a request (tag {arrived}) that nobody made")
-            with self._changed:
-                self._arrived[arrived] = message
-                self._changed.notify_all()
+    def _follow(self, deadline: float) -> None:
+        """Waits, with the lock held, until the reading thread says that something changed."""
+        if self._failure is not None:
+            raise LinkClosed(f"the link to {self.peer} is closed: {self._failure}")
+        left = deadline - time.monotonic()
+        if left <= 0:
+            error = LinkTimeout(f"no reply from {self.peer} in time")
+            self._end(error)
+            raise error
+        self._followers += 1
+        try:
+            self._changed.wait(left)
+        finally:
+            self._followers -= 1
+
+    def _deliver(self, tag: int, message: m.Message) -> None:
+        """Keeps another thread's reply for it."""
+        if tag not in self._expected or tag in self._arrived:
+            raise ProtocolError(f"{self.peer} answered a request (tag {tag}) that nobody made")
+        with self._lock:
+            self._arrived[tag] = message
+            self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            super()._fail(error)
-            self._changed.notify_all()
+        with self._lock:
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        super()._fail(error)
+        self._changed.notify_all()

@@ -1,0 +1,183 @@
+"""What a link costs over bare sockets: round trips of 16 bytes, and one-way bodies of 2.6 MB.
+
+    python benchmarks/link.py --json
+
+Host and worker are two processes, each pinned to one core. A bare blocking socket pair that moves the same
+bytes runs in alternation, so that whatever else the machine does falls on both. A round trip of the link
+includes encoding, checks of every field and decoding on both sides. A 2.6 MB body includes the copy into and
+out of the kernel, the fresh receive buffer, the decoded tensor and the Pong that ends it; no check, as for
+queries (PutPage bodies are checked: `put_bytes_per_s` has them, with xxh64 on both sides).
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+
+from backburner.errors import LinkClosed
+from backburner.transport import messages as m
+from backburner.transport import tcp
+from backburner.transport.channel import SocketChannel
+from backburner.transport.link import BULK_BYTES, PROBE_BYTES, Link
+from backburner.transport.peer import Peer
+
+BLOCK = 200  # round trips before the other side's turn
+PING = m.Ping(echo=True, payload=np.zeros(PROBE_BYTES, np.uint8))
+BULK = m.Ping(echo=False, payload=np.zeros(BULK_BYTES, np.uint8))
+ROWS = np.zeros((4, BULK_BYTES // (2 * 2 * 4 * 256), 256), np.float16)
+PUT = m.PutPage(bytes(16), 0, 0, ROWS, ROWS)
+
+
+def pin(core: int) -> None:
+    """Keeps this process on one core, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[core % len(cores)]})
+
+
+def serve_link(channel: SocketChannel) -> None:
+    peer = Peer(channel)
+    try:
+        while True:
+            tag, request = peer.receive(60)
+            match request:
+                case m.Ping():
+                    peer.reply(tag, m.Pong(request.payload if request.echo else None))
+                case m.PutPage():
+                    peer.reply(tag, m.PageAck(request.key, request.layer, request.k.shape[1], False))
+    except LinkClosed:
+        pass
+
+
+def serve_bare(sock: socket.socket, size: int) -> None:
+    """Echoes `size` bytes at a time."""
+    while data := sock.recv(size, socket.MSG_WAITALL):
+        sock.sendall(data)
+
+
+def worker(where: Any) -> None:
+    """Serves a link, then a bare socket, to whoever connects; one thread each, one of them busy at a time."""
+    from threading import Thread
+
+    pin(1)
+    listener = listen(where)
+    threads = [
+        Thread(target=serve_link, args=(SocketChannel(listener.accept()[0], "host"),)),
+        Thread(target=serve_bare, args=(no_delay(listener.accept()[0]), frame_bytes())),
+    ]
+    for thread in threads:
+        thread.start()
+
+
+def listen(where: Any) -> socket.socket:
+    if isinstance(where, str):
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(where)
+    else:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+    listener.listen()
+    return listener
+
+
+def no_delay(sock: socket.socket) -> socket.socket:
+    if sock.family == socket.AF_INET:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def dial(where: Any) -> socket.socket:
+    for _ in range(200):
+        sock = socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET)
+        try:
+            sock.connect(where)
+        except OSError:
+            sock.close()
+            time.sleep(0.05)
+        else:
+            return no_delay(sock)
+    raise SystemExit("the worker process did not come up")
+
+
+def frame_bytes() -> int:
+    """The size of a Ping's frame: the bare pair moves the same number of bytes."""
+    return sum(len(part) for part in m.encode(PING, 1))
+
+
+def time_block(call: Callable[[], object], rounds: int) -> list[float]:
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - start) * 1e6)
+    return times
+
+
+def measure(where: Any, blocks: int) -> dict[str, float]:
+    """Medians of both ways over one kind of socket."""
+    process = get_context("spawn").Process(target=worker, args=(where,), daemon=True)
+    process.start()
+    channel = SocketChannel(dial(where), "worker")
+    bare = dial(where)
+    link = Link(channel)
+    data = bytes(frame_bytes())
+
+    def bare_round_trip() -> None:
+        bare.sendall(data)
+        bare.recv(len(data), socket.MSG_WAITALL)
+
+    linked: list[float] = []
+    plain: list[float] = []
+    ratios = []
+    time_block(lambda: link.exchange(PING), BLOCK)
+    for _ in range(blocks):
+        ours, bares = time_block(lambda: link.exchange(PING), BLOCK), time_block(bare_round_trip, BLOCK)
+        ratios.append(statistics.median(ours) / statistics.median(bares))
+        linked += ours
+        plain += bares
+    bulk = statistics.median(time_block(lambda: link.exchange(BULK), 60))
+    put = statistics.median(time_block(lambda: link.exchange(PUT), 60))
+    link.close()
+    bare.close()
+    process.join(10)
+    return {
+        "p50_us": round(statistics.median(linked), 1),
+        "p90_us": round(statistics.quantiles(linked, n=10)[-1], 1),
+        "bare_p50_us": round(statistics.median(plain), 1),
+        "ratio": round(statistics.median(ratios), 2),
+        "bytes_per_s": round(BULK_BYTES / bulk * 1e6),
+        "put_bytes_per_s": round(BULK_BYTES / put * 1e6),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--blocks", type=int, default=25, help=f"of {BLOCK} round trips each")
+    options = parser.parse_args()
+    pin(0)
+    free = tcp.listen()
+    free.close()
+    result: dict[str, Any] = measure(("127.0.0.1", free.port), options.blocks)
+    with tempfile.TemporaryDirectory() as folder:
+        unix = measure(os.path.join(folder, "link"), options.blocks)
+    if not options.json:
+        for name, figures in (("TCP", result), ("Unix", unix)):
+            print(name, *[f"{key} {value}" for key, value in figures.items()], sep="  ")
+        return
+    print("TCP loopback first, Unix socket under unix", file=sys.stderr)
+    print(json.dumps(result | {"body_bytes": BULK_BYTES, "unix": unix}))
+
+
+if __name__ == "__main__":
+    main()
