@@ -145,7 +145,7 @@ def describe_tensor(array: Array, end: int) -> tuple[list[Any], memoryview, int]
         raise ValueError(f"dtype {array.dtype} does not cross the wire ({', '.join(DTYPES)})")
     if not 1 <= array.ndim <= DIMENSIONS_MAX or not array.size:
         raise ValueError(f"a tensor of shape {array.shape} does not cross the wire")
-    data = memoryview(array if array.flags.c_contiguous else np.ascontiguousarray(array)).cast("B")
+    data = (array if array.flags.c_contiguous else np.ascontiguousarray(array)).data.cast("B")
     offset = aligned(end)
     return [name, list(array.shape), offset], data, offset + data.nbytes
 
