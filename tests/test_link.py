@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from transport_helpers import FaultyChannel, same
 
 from backburner.errors import (
     ConfigError,
@@ -25,6 +24,7 @@ from backburner.transport.channel import SocketChannel
 from backburner.transport.link import Link
 from backburner.transport.memory import memory_pair
 from backburner.transport.peer import Peer
+from tests.transport_helpers import FaultyChannel, same
 
 KEY = bytes(range(16))
 SOON_S = 0.15  # a deadline that tests wait for

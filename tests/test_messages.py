@@ -9,12 +9,12 @@ import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
-from transport_helpers import any_message, read_all, same, tags
 
 from backburner.errors import ProtocolError
 from backburner.transport import messages as m
 from backburner.transport.fields import ITEMS_MAX, STRING_MAX
 from backburner.transport.frames import Header
+from tests.transport_helpers import any_message, read_all, same, tags
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "tests" / "vectors" / "frames"

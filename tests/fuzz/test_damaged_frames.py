@@ -4,12 +4,12 @@ import tracemalloc
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transport_helpers import any_message, dtype, read_all, same
 
 from backburner.errors import ProtocolError
 from backburner.transport import messages as m
 from backburner.transport.fields import pack_meta
 from backburner.transport.frames import FRAME_VERSION, HEADER, MAGIC, FrameReader
+from tests.transport_helpers import any_message, dtype, read_all, same
 
 BODY_MAX = 2**20
 # One hostile frame may cost a body of the connection's limit and 1,024 nested arrays of 1,024 pointers.
