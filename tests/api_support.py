@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fastapi import FastAPI
-from scripted_engine import Script, ScriptedEngine, tiny_tokenizer
 
 from backburner.api.app import create_app
 from backburner.api.server import bind, server, url_of
 from backburner.api.settings import ApiSettings
 from backburner.engine.request import GenerationRequest
+from tests.scripted_engine import Script, ScriptedEngine, tiny_tokenizer
 
 MODEL = "some-org/tiny-qwen"
 HI = [{"role": "user", "content": "hi"}]

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from api_support import HI, MODEL, AsgiClient, asgi, error_of, frames, streamed_text
-from scripted_engine import Script, says, tiny_tokenizer
 
 from backburner.engine.request import SamplingParams
+from tests.api_support import HI, MODEL, AsgiClient, asgi, error_of, frames, streamed_text
+from tests.scripted_engine import Script, says, tiny_tokenizer
 
 
 def prompt_of(client: AsgiClient) -> str:

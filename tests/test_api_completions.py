@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from api_support import MODEL, asgi, error_of, frames, streamed_text
-from scripted_engine import Script, says, tiny_tokenizer, tokens_of
 
 from backburner.engine.request import GenerationRequest
+from tests.api_support import MODEL, asgi, error_of, frames, streamed_text
+from tests.scripted_engine import Script, says, tiny_tokenizer, tokens_of
 
 
 def echo(request: GenerationRequest) -> Script:

@@ -1,10 +1,10 @@
 """What a loopback server tells strangers: nothing; and what it tells friends about itself."""
 
 import pytest
-from api_support import MODEL, asgi, error_of
-from scripted_engine import says
 
 from backburner.engine.request import WorkerStatus
+from tests.api_support import MODEL, asgi, error_of
+from tests.scripted_engine import says
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from api_support import HI, AsgiClient, asgi, error_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_engine import says
 
 from backburner.api.schemas import UNSUPPORTED, ChatBody, CompletionBody
+from tests.api_support import HI, AsgiClient, asgi, error_of
+from tests.scripted_engine import says
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,8 @@ def body_with(fields: str) -> bytes:
         body_with('"temperature":Infinity'),
         body_with('"temperature":1e999'),
         body_with('"temperature":-1e999'),
+        body_with('"unknown":1e999'),
+        body_with('"unknown":{"x":[NaN]}'),
         body_with('"seed":' + "9" * 5000),
         body_with('"x":"\\ud83d"'),
         body_with('"\\uD83D":1'),
@@ -69,6 +71,16 @@ def test_tool_parameters_nested_a_thousand_deep_are_a_400(client: AsgiClient) ->
     text = '{"a":' * 1000 + "1" + "}" * 1000
     body = body_with('"tools":[{"type":"function","function":{"name":"f","parameters":' + text + "}}]")
     assert "nested" in error_of(client.raw(body), 400)["message"]
+
+
+@pytest.mark.parametrize(("depth", "status"), [(90, 200), (110, 400)])
+def test_nesting_is_limited_far_below_the_parsers_own_limit(
+    client: AsgiClient, depth: int, status: int
+) -> None:
+    function = '{"name":"f","parameters":' + '{"a":' * depth + "1" + "}" * depth + "}"
+    response = client.raw(body_with('"tools":[{"type":"function","function":' + function + "}]"))
+    assert response.status_code == status
+    client.engine.requests.clear()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from api_support import HI, asgi, error_of, eventually, frames, listening, streamed_text
-from scripted_engine import Script, ScriptedEngine, says, tiny_tokenizer
 
 from backburner.api.chat import ChatFormat
 from backburner.engine.request import GenerationRequest
@@ -23,6 +21,8 @@ from backburner.errors import (
     ModelError,
     OutOfBudget,
 )
+from tests.api_support import HI, asgi, error_of, eventually, frames, listening, streamed_text
+from tests.scripted_engine import Script, ScriptedEngine, says, tiny_tokenizer
 
 LONG = says("so it goes on " * 200, token_delay_s=0.01)
 

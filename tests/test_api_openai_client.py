@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from api_support import HI, MODEL, listening
-from scripted_engine import Script, ScriptedEngine, says
 
 from backburner.engine.request import GenerationRequest
 from backburner.errors import BackburnerError, LinkClosed
+from tests.api_support import HI, MODEL, listening
+from tests.scripted_engine import Script, ScriptedEngine, says
 
 TEXT = "hello 🙂 world"
 

@@ -4,13 +4,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from api_support import app_for
-from scripted_engine import Script, ScriptedEngine
 
 from backburner.api.reply import Reply
 from backburner.api.settings import Api
 from backburner.engine.request import Delta, Failed, Finished, GenerationRequest, Progress
 from backburner.errors import EngineDead, LinkClosed
+from tests.api_support import app_for
+from tests.scripted_engine import Script, ScriptedEngine
 
 
 def with_reply(script: Script, use: Any, settle_s: float = 0.3) -> Any:

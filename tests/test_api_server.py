@@ -9,20 +9,20 @@ from pathlib import Path
 
 import httpx
 import pytest
-from api_support import HI, frames, listening
-from scripted_engine import says
 
 from backburner.api.server import bind, url_of
 from backburner.errors import ConfigError
+from tests.api_support import HI, frames, listening
+from tests.scripted_engine import says
 
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
 
 # Serves an engine that never finishes, as the command line would; says when it is ready and has ended.
 PROGRAM = textwrap.dedent(
     """
-    from api_support import app_for
+    from tests.api_support import app_for
     from backburner.api.server import bind, serve, url_of
-    from scripted_engine import ScriptedEngine, says
+    from tests.scripted_engine import ScriptedEngine, says
     engine = ScriptedEngine(says("hello", hang_at=2))
     sock = bind("127.0.0.1", 0)
     serve(app_for(engine), sock, on_ready=lambda: print(url_of(sock), flush=True))
@@ -55,12 +55,11 @@ def test_port_zero_takes_a_free_one() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_stream_with_a_reason_and_returns_to_the_caller(number: signal.Signals) -> None:
-    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert process.stdout
     try:
