@@ -130,6 +130,7 @@ def test_a_defect_before_an_answer_is_a_500_in_the_same_shape(monkeypatch: pytes
 def test_a_dead_engine_is_a_503_at_once(stream: bool) -> None:
     with asgi(says("ABC")) as client:
         client.engine.alive = False
+        client.engine.ctx_size = 0
         response = client.chat(stream=stream)
     assert error_of(response, 503)["code"] == "engine_unavailable"
     assert "retry-after" in response.headers

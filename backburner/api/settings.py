@@ -53,4 +53,6 @@ class Api:
 
     def effective_ctx_size(self) -> int:
         """The context a request can really use: the engine may have less memory than was asked for."""
-        return min(self.settings.ctx_size, self.engine.status().ctx_size)
+        status = self.engine.status()
+        # A dead engine has no context of its own; its requests fail with 503, not as too long.
+        return min(self.settings.ctx_size, status.ctx_size) if status.alive else self.settings.ctx_size
