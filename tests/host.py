@@ -1,0 +1,136 @@
+"""Builds hosts and workers inside a test: the real parts, with nothing replaced."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from backburner.attention.engine import AttentionEngine
+from backburner.attention.select import make_engine
+from backburner.engine.request import GenerationRequest
+from backburner.engine.runner import ModelRunner, Sequence as SequenceState
+from backburner.engine.scheduler import Prefill, next_step
+from backburner.engine.worker_link import WorkerLink
+from backburner.kv.residency import Residency
+from backburner.model.load import TINY, LoadedModel, load, read_tokenizer
+from backburner.native.kernels import load_kernels
+from backburner.transport.link import Link
+from backburner.transport.tcp import connect, listen
+from backburner.worker.server import WorkerServer
+
+ENGINES = ["native", "numpy", "mlx"] if load_kernels() else ["numpy", "mlx"]
+BEST_ENGINE = ENGINES[0]
+
+
+@lru_cache
+def tiny() -> LoadedModel:
+    return load("tiny", TINY)
+
+
+@lru_cache
+def tokenizer() -> Any:
+    return read_tokenizer(TINY)
+
+
+def chat(user: str, system: str | None = None) -> list[int]:
+    """The prompt's tokens as the server would render it."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": user})
+    return list(tokenizer().apply_chat_template(messages, add_generation_prompt=True, enable_thinking=False))
+
+
+NOTES = "The code of the blue gate is 4821. " + "The river was calm and the boats stayed in the harbour. " * 24
+
+
+def long_prompt() -> list[int]:
+    """A fact, then filler that pushes it far out of a small window, then the question."""
+    return chat("What is the code of the blue gate?", "Notes. " + NOTES)
+
+
+@contextmanager
+def serving(
+    memory_bytes: int = 2**30, engine: str = BEST_ENGINE, name: str = "test"
+) -> Iterator[WorkerServer]:
+    """A worker on a free loopback port, on threads of this process."""
+    server = WorkerServer(listen("127.0.0.1", 0), make_engine(engine), memory_bytes, name, (engine,))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.close()
+        thread.join(5)
+
+
+def port_of(server: WorkerServer) -> int:
+    return int(server.address.rpartition(":")[2])
+
+
+def link_to(server: WorkerServer, timeout_s: float = 10.0) -> Link:
+    return Link(connect("127.0.0.1", port_of(server)), timeout_s)
+
+
+@contextmanager
+def host(
+    connect_to: Callable[[], Link] | None = None,
+    *,
+    page_tokens: int = 64,
+    window_tokens: int = 128,
+    engine: str = BEST_ENGINE,
+    ctx_size: int = 65_536,
+    overdue_pages: int = 0,
+    model: LoadedModel | None = None,
+) -> Iterator[ModelRunner]:
+    """A runner on this thread. overdue_pages 0 makes every page move as soon as the window says so."""
+    model = model or tiny()
+    attention: AttentionEngine = make_engine(engine)
+    geometry = model.model.geometry(page_tokens)
+    worker = None
+    if connect_to is not None:
+        worker = WorkerLink(
+            connect_to,
+            "test",
+            attention,
+            geometry,
+            model.model.attention_layers,
+            model.model.fingerprint,
+            Residency(page_tokens, window_tokens),
+            overdue_pages,
+        )
+    runner = ModelRunner(model, tokenizer(), attention, geometry, ctx_size, worker)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def generate(runner: ModelRunner, prompt: Sequence[int], count: int) -> tuple[list[int], list[np.ndarray]]:
+    """`count` greedy tokens past any end token, and the logits [vocab] that each was chosen from."""
+    tokens, logits, _ = generate_with_state(runner, prompt, count)
+    return tokens, logits
+
+
+def generate_with_state(
+    runner: ModelRunner, prompt: Sequence[int], count: int
+) -> tuple[list[int], list[np.ndarray], SequenceState]:
+    state = runner.start(GenerationRequest("test", tuple(prompt), count))
+    logits: list[np.ndarray] = []
+    try:
+        read = 0
+        while len(logits) < count:
+            step = next_step(len(prompt), read)
+            if isinstance(step, Prefill):
+                row = runner.run(state, state.tokens[step.start : step.stop], last=step.stop == len(prompt))
+                read = step.stop
+            else:
+                row = runner.run(state, state.tokens[-1:], last=True)
+            if row is not None:
+                logits.append(np.array(row))
+                state.tokens.append(int(mx.argmax(row).item()))
+    finally:
+        runner.finish(state)
+    return state.tokens[len(prompt) :], logits, state

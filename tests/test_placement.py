@@ -1,0 +1,77 @@
+"""Where a page lives never changes an answer: logits are equal bit for bit, tokens across engines."""
+
+import numpy as np
+import pytest
+
+from tests.host import BEST_ENGINE, ENGINES, generate, generate_with_state, host, link_to, long_prompt, serving
+
+TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def alone():
+    with host() as runner:
+        return generate(runner, long_prompt(), TOKENS)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_logits_are_bitwise_equal_with_pages_local_or_held(engine: str) -> None:
+    prompt = long_prompt()
+    with host(engine=engine) as runner:
+        tokens_alone, logits_alone = generate(runner, prompt, TOKENS)
+    with serving(engine=engine) as server, host(lambda: link_to(server), engine=engine) as runner:
+        tokens, logits, state = generate_with_state(runner, prompt, TOKENS)
+        assert state.table.held >= 4, "the test must really use held pages"
+        assert server.store.complete_pages() >= 4 * len(state.table.layers)
+    assert tokens == tokens_alone
+    assert all(np.array_equal(a, b) for a, b in zip(logits, logits_alone, strict=True))
+
+
+@pytest.mark.parametrize(("page_tokens", "window_tokens"), [(16, 16), (48, 100), (64, 64), (64, 256), (128, 256)])
+def test_any_window_gives_the_same_bits(page_tokens: int, window_tokens: int) -> None:
+    prompt = long_prompt()
+    with host(page_tokens=page_tokens) as runner:
+        _, logits_alone = generate(runner, prompt, 8)
+    sizes = {"page_tokens": page_tokens, "window_tokens": window_tokens}
+    with serving() as server, host(lambda: link_to(server), **sizes) as runner:
+        _, logits, state = generate_with_state(runner, prompt, 8)
+        assert state.table.held >= 1
+    assert all(np.array_equal(a, b) for a, b in zip(logits, logits_alone, strict=True))
+
+
+@pytest.mark.parametrize("worker_engine", ENGINES)
+def test_tokens_are_equal_across_engines(alone, worker_engine: str) -> None:
+    with serving(engine=worker_engine) as server, host(lambda: link_to(server), engine=BEST_ENGINE) as runner:
+        tokens, logits = generate(runner, long_prompt(), TOKENS)
+    assert tokens == alone[0]
+    assert max(np.abs(a - b).max() for a, b in zip(logits, alone[1], strict=True)) < 1e-3
+
+
+def test_page_size_changes_no_token(alone) -> None:
+    for page_tokens in (16, 100, 4096):
+        with host(page_tokens=page_tokens) as runner:
+            assert generate(runner, long_prompt(), TOKENS)[0] == alone[0]
+
+
+def test_a_second_conversation_finds_the_pages_of_the_first(alone) -> None:
+    with serving() as server, host(lambda: link_to(server)) as runner:
+        first, _ = generate(runner, long_prompt(), TOKENS)
+        worker = runner._worker
+        assert worker is not None
+        sent = worker._mover.moved_pages
+        second, _ = generate(runner, long_prompt(), TOKENS)
+        assert worker._mover.moved_pages == sent, "pages of the same content cross once"
+        assert worker._mover.found_pages > 0
+    assert first == second == alone[0]
+
+
+def test_a_worker_that_is_full_leaves_pages_on_the_host(alone, caplog) -> None:
+    page_bytes = 64 * 2 * 2 * 64 * 4  # rows x (K, V) x heads x dim x fp32
+    with serving(memory_bytes=5 * page_bytes) as server, host(lambda: link_to(server)) as runner:
+        tokens, logits, state = generate_with_state(runner, long_prompt(), TOKENS)
+        assert state.table.held == 2, "five page-layers hold two pages of two layers"
+        assert state.held is not None
+        assert "out_of_budget" in str(state.held.refused)
+    assert "takes no more pages" in caplog.text
+    assert tokens == alone[0]
+    assert all(np.array_equal(a, b) for a, b in zip(logits, alone[1], strict=True))

@@ -1,0 +1,202 @@
+"""The worker over a real socket: greeting, refusals, attention, and what a lost host leaves."""
+
+import socket
+import time
+
+import numpy as np
+import pytest
+
+from backburner.attention.engine import Geometry
+from backburner.attention.numpy_engine import NumpyEngine
+from backburner.engine.worker_link import greet
+from backburner.errors import BadRequest, LinkClosed, Mismatch, OutOfBudget, UnknownPage, WorkerBusy
+from backburner.transport import messages as m
+from backburner.transport.link import Link
+from tests.host import link_to, port_of, serving
+
+GEOMETRY = Geometry(q_heads=4, kv_heads=2, head_dim=64, page_tokens=32, dtype="float32", scale=0.125)
+LAYERS = (3, 7)
+KEY = b"k" * 32
+
+
+def rows(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    shape = (2, 32, 64)
+    return generator.standard_normal(shape, np.float32), generator.standard_normal(shape, np.float32)
+
+
+def greeted(server, geometry: Geometry = GEOMETRY) -> Link:
+    link = link_to(server)
+    greet(link, geometry, LAYERS, b"model", "numpy")
+    return link
+
+
+def put(link: Link, key: bytes = KEY) -> None:
+    for layer in LAYERS:
+        k, v = rows(layer)
+        assert link.exchange(m.PutPage(key, layer, 0, k[:, :20], v[:, :20])) == m.PageAck(key, layer, 20, False)
+        assert link.exchange(m.PutPage(key, layer, 20, k[:, 20:], v[:, 20:])) == m.PageAck(key, layer, 32, True)
+
+
+def test_welcome_says_what_the_worker_has() -> None:
+    with serving(memory_bytes=2**20, engine="numpy", name="attic") as server:
+        link = link_to(server)
+        welcome = greet(link, GEOMETRY, LAYERS, b"model", "native")
+        assert (welcome.name, welcome.engine, welcome.memory_bytes, welcome.free_bytes) == ("attic", "numpy", 2**20, 2**20)
+        link.close()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 256])
+def test_attend_equals_the_same_engine_here_bit_for_bit(tokens: int) -> None:
+    q = np.random.default_rng(1).standard_normal((4, tokens, 64), np.float32)
+    engine = NumpyEngine()
+    page = engine.new_page(GEOMETRY)
+    engine.append(page, *rows(7))
+    expected = engine.fold(engine.attend(GEOMETRY, q, [page, page]))
+    with serving(engine="numpy") as server:
+        link = greeted(server)
+        put(link)
+        link.exchange(m.Bind(5, (KEY, KEY)))
+        reply = link.exchange(m.Attend(5, 7, 0, 2, q))
+        link.close()
+    assert np.array_equal(reply.o, expected.o)
+    assert np.array_equal(reply.lse, expected.lse)
+
+
+def test_16_bit_pages_cross_and_come_back_bit_for_bit() -> None:
+    bits = np.random.default_rng(2).integers(0, 2**15, (2, 32, 64), np.uint16)
+    geometry = Geometry(4, 2, 64, 32, "bfloat16", 0.125)
+    with serving(engine="numpy") as server:
+        link = greeted(server, geometry)
+        link.exchange(m.PutPage(KEY, 3, 0, bits, bits))
+        back = link.exchange(m.GetPage(KEY, 3, 4, 10))
+        link.close()
+    assert np.array_equal(back.k, bits[:, 4:14])
+    assert np.array_equal(back.v, bits[:, 4:14])
+
+
+def test_have_is_true_only_for_pages_complete_at_all_layers() -> None:
+    with serving() as server:
+        link = greeted(server)
+        put(link)
+        k, v = rows(0)
+        link.exchange(m.PutPage(b"h" * 32, 3, 0, k, v))
+        assert link.exchange(m.Have((b"x" * 32, KEY, b"h" * 32))).bitmap == bytes([0b010])
+        assert link.exchange(m.Have((b"x" * 32, KEY, b"h" * 32), layer=3)).bitmap == bytes([0b110])
+        link.close()
+
+
+def test_requests_that_cannot_be_answered_get_a_named_error_and_the_link_lives() -> None:
+    k, v = rows(0)
+    q = np.zeros((4, 1, 64), np.float32)
+    with serving(memory_bytes=GEOMETRY.page_bytes * 2) as server:
+        link = greeted(server)
+        with pytest.raises(UnknownPage):
+            link.exchange(m.Attend(1, 3, 0, 1, q))
+        with pytest.raises(UnknownPage):
+            link.exchange(m.Bind(1, (KEY,)))
+        with pytest.raises(BadRequest, match="layer 4"):
+            link.exchange(m.PutPage(KEY, 4, 0, k, v))
+        with pytest.raises(BadRequest, match="agreed in Hello"):
+            link.exchange(m.PutPage(KEY, 3, 0, k[:, :, :32], v[:, :, :32]))
+        with pytest.raises(BadRequest, match="agreed in Hello"):
+            link.exchange(m.PutPage(KEY, 3, 0, k.astype(np.float16), v.astype(np.float16)))
+        put(link)
+        link.exchange(m.Bind(1, (KEY,)))
+        with pytest.raises(BadRequest, match="agreed in Hello"):
+            link.exchange(m.Attend(1, 3, 0, 1, np.zeros((3, 1, 64), np.float32)))
+        with pytest.raises(OutOfBudget):
+            link.exchange(m.PutPage(b"o" * 32, 3, 0, k, v))
+        assert link.exchange(m.Attend(1, 3, 0, 1, q)).o.shape == (4, 1, 64)
+        stats = link.exchange(m.Stats())
+        assert (stats.pages, stats.sequences, stats.attends) == (2, 1, 1)
+        link.close()
+
+
+def test_a_second_host_is_refused_by_name_and_the_first_is_not_disturbed() -> None:
+    with serving() as server:
+        first = greeted(server)
+        with pytest.raises(WorkerBusy, match="already serves another host"):
+            greeted(server)
+        assert first.exchange(m.Ping()).payload is None
+        first.close()
+        _until(lambda: server._serving is None)
+        greeted(server).close()
+
+
+def test_a_caller_that_says_nothing_does_not_keep_hosts_out_for_ever(monkeypatch) -> None:
+    from backburner.worker import server as module
+
+    monkeypatch.setattr(module, "HELLO_DEADLINE_S", 0.2)
+    with serving() as server:
+        silent = socket.create_connection(("127.0.0.1", port_of(server)))
+        _until(lambda: server._serving is not None)
+        _until(lambda: server._serving is None)
+        greeted(server).close()
+        silent.close()
+
+
+def test_another_protocol_version_is_a_mismatch_on_both_sides(caplog) -> None:
+    with serving() as server:
+        link = link_to(server)
+        hello = m.Hello(
+            m.PROTOCOL_VERSION + 1, "backburner 9", "future", b"m", m.PageGeometry(4, 2, 64, 32, "float32", 0.125), (3,), "numpy"
+        )
+        with pytest.raises(Mismatch, match=r"speaks protocol 2, this worker .* 1"):
+            link.exchange(hello)
+        _until(lambda: server._serving is None)
+    assert "speaks protocol 2" in caplog.text
+
+
+def test_a_page_that_cannot_fit_at_all_is_a_mismatch() -> None:
+    with serving(memory_bytes=1000) as server, pytest.raises(Mismatch, match="--page-tokens"):
+        greeted(server)
+
+
+def test_heads_that_do_not_divide_are_a_mismatch() -> None:
+    with serving() as server, pytest.raises(Mismatch, match="not a multiple"):
+        greeted(server, Geometry(5, 2, 64, 32, "float32", 0.125))
+
+
+def test_requests_before_hello_are_refused() -> None:
+    with serving() as server:
+        link = link_to(server)
+        with pytest.raises(BadRequest, match="before Hello"):
+            link.exchange(m.Stats())
+
+
+def test_bytes_that_are_no_frame_close_the_link_and_the_worker_lives() -> None:
+    with serving() as server:
+        for noise in (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\0" * 4096, bytes(range(256))):
+            with socket.create_connection(("127.0.0.1", port_of(server)), timeout=5) as raw:
+                raw.sendall(noise)
+                raw.settimeout(5)
+                while raw.recv(4096):
+                    pass
+            _until(lambda: server._serving is None)
+        greeted(server).close()
+
+
+def test_pages_outlive_the_host_that_sent_them() -> None:
+    with serving() as server:
+        link = greeted(server)
+        put(link)
+        link.close()
+        _until(lambda: server._serving is None)
+        again = greeted(server)
+        assert again.exchange(m.Have((KEY,))).bitmap == bytes([1])
+        again.close()
+
+
+def test_a_stopped_worker_ends_the_hosts_link() -> None:
+    with serving() as server:
+        link = greeted(server)
+    with pytest.raises(LinkClosed):
+        link.exchange(m.Ping())
+
+
+def _until(condition, timeout_s: float = 5.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.01)
