@@ -58,13 +58,14 @@ class SocketChannel:
                 if not left:
                     return total
                 parts = _after(parts, sent)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise LinkClosed(f"{self.peer} is gone: {error}") from None
 
     def recv_into(self, space: memoryview, deadline: float) -> int:
         while True:
-            self._limit(socket.SO_RCVTIMEO, deadline)
             try:
+                # Inside, because macOS refuses options on a socket whose peer is gone.
+                self._limit(socket.SO_RCVTIMEO, deadline)
                 return self._sock.recv_into(space)
             except BlockingIOError:
                 continue
