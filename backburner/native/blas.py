@@ -1,8 +1,8 @@
 """Makes MLX on a Linux CPU use NumPy's OpenBLAS, and our own products of few rows, for its fp32 matmul.
 
-MLX's wheel bundles the reference BLAS (2.4 GFLOP/s). Of what libmlx takes, `cblas_sgemm` and `cblas_dgemm` are
-all that matters here: `cblas_cgemm` is complex, and the LAPACK routines (inverses, eigenvalues, factorisations)
-serve `mx.linalg`, which no model of ours calls.
+MLX's wheel bundles the reference BLAS (2.4 GFLOP/s). Of what libmlx takes, only `cblas_sgemm` and
+`cblas_dgemm` matter here: `cblas_cgemm` is complex, and the LAPACK routines serve `mx.linalg`, which our models
+do not call.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ _FORWARDED = BlasStatus(True, "fp32 products run on NumPy's OpenBLAS, those of f
 
 
 def forward_blas() -> BlasStatus:
-    """Call it before anything imports mlx.core: the first definition of a symbol wins. May be called again."""
+    """Call it before anything imports mlx.core: the first definition of a symbol wins. Safe to call again."""
     if sys.platform != "linux":
         return BlasStatus(False, "MLX uses Metal and Accelerate on this platform")
     spec = importlib.util.find_spec("backburner.native._blas")
@@ -82,8 +82,8 @@ def _numpy_openblas() -> ctypes.CDLL | str:
     for symbol in ("scipy_cblas_sgemm64_", "scipy_cblas_dgemm64_"):
         if not hasattr(library, symbol):
             return f"NumPy's OpenBLAS has no {symbol}"
-    # Several OpenBLAS threads would fight with MLX's own thread and with a worker on the next core; a core each
-    # is the layout that the planner assumes.
+    # Several OpenBLAS threads would fight with MLX's own thread and with a worker on the next core; the
+    # planner assumes a core each.
     if "OPENBLAS_NUM_THREADS" not in os.environ and hasattr(library, "scipy_openblas_set_num_threads64_"):
         library.scipy_openblas_set_num_threads64_(1)
     return library

@@ -40,28 +40,31 @@ INLINE void FN(dot_tile)(const int a_rows, const int w_rows, int64_t k, float al
 static void FN(dots)(int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda, const float *w,
                      int64_t ldw, float beta, float *c, int64_t ldc, int64_t c_step) {
     const int64_t wide = m == 1 ? ALONE_ROWS : 4;
+    const int64_t tiles = (m + A_ROWS - 1) / A_ROWS; /* of A, even in size */
     for (int64_t j = 0; j < n;) {
-        const float *w_j = w + j * ldw;
-        float *c_j = c + j * c_step;
         const int64_t w_rows = n - j >= wide ? wide : 1;
-        for (int64_t i = 0; i < m;) {
-            const int64_t left = m - i;
-            int64_t a_rows = 1;
-#define TILE(A, W)                                                                                 \
-    do {                                                                                           \
-        a_rows = A;                                                                                \
-        FN(dot_tile)(A, W, k, alpha, a + i * lda, lda, w_j, ldw, beta, c_j + i * ldc, ldc, c_step); \
-    } while (0)
-            if (w_rows == 1) TILE(1, 1);
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            const int64_t i = m * tile / tiles, a_rows = m * (tile + 1) / tiles - i;
+            const float *a_i = a + i * lda, *w_j = w + j * ldw;
+            float *c_ij = c + i * ldc + j * c_step;
+            if (w_rows == 1) {
+                for (int64_t row = 0; row < a_rows; row++)
+                    FN(dot_tile)(1, 1, k, alpha, a_i + row * lda, lda, w_j, ldw, beta, c_ij + row * ldc, ldc, c_step);
+                continue;
+            }
+            switch (a_rows) {
+#define TILE(A) \
+    case A: FN(dot_tile)(A, 4, k, alpha, a_i, lda, w_j, ldw, beta, c_ij, ldc, c_step); break;
+                TILE(1)
+                TILE(2)
 #if A_ROWS == 6
-            else if (left >= 6) TILE(6, 4);
-            else if (left >= 4) TILE(4, 4);
-            else if (left == 3) TILE(3, 4);
+                TILE(3)
+                TILE(4)
+                TILE(5)
+                TILE(6)
 #endif
-            else if (left >= 2) TILE(2, 4);
-            else TILE(1, 4);
 #undef TILE
-            i += a_rows;
+            }
         }
         j += w_rows;
     }
