@@ -1,8 +1,7 @@
 """Makes MLX on a Linux CPU use NumPy's OpenBLAS, and our own products of few rows, for its fp32 matmul.
 
-MLX's wheel bundles the reference BLAS (2.4 GFLOP/s). Of what libmlx takes, only `cblas_sgemm` and
-`cblas_dgemm` matter here: `cblas_cgemm` is complex, and the LAPACK routines serve `mx.linalg`, which our models
-do not call.
+MLX's wheel bundles the reference BLAS (2.4 GFLOP/s). Of what libmlx takes, `cblas_sgemm` and `cblas_dgemm`
+matter here: `cblas_cgemm` is complex, and the LAPACK routines serve `mx.linalg`, which our models do not use.
 """
 
 import ctypes
