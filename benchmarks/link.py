@@ -2,8 +2,10 @@
 
     python benchmarks/link.py --json
 
-Host and worker are two processes, each pinned to one core. A bare blocking socket pair that moves the same
-bytes runs in alternation, so that whatever else the machine does falls on both. A round trip of the link
+Host and worker are two processes, each pinned to a core of its own (and, under `one_core`, to the same one:
+there no time passes but that of code and kernel). A bare blocking socket pair that moves the same
+bytes runs in alternation, so that whatever else the machine does falls on both, and so does a link that does
+not look for bytes before it blocks (`blocking_ratio`: the cost of our code alone). A round trip of the link
 includes encoding, checks of every field and decoding on both sides. A 2.6 MB body includes the copy into and
 out of the kernel, the fresh receive buffer, the decoded tensor and the Pong that ends it; no check, as for
 queries (PutPage bodies are checked: `put_bytes_per_s` has them, with xxh64 on both sides).
@@ -37,11 +39,14 @@ ROWS = np.zeros((4, BULK_BYTES // (2 * 2 * 4 * 256), 256), np.float16)
 PUT = m.PutPage(bytes(16), 0, 0, ROWS, ROWS)
 
 
+def usable_cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+
+
 def pin(core: int) -> None:
     """Keeps this process on one core, where the system can."""
     if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[core % len(cores)]})
+        os.sched_setaffinity(0, {core})
 
 
 def serve_link(channel: SocketChannel) -> None:
@@ -64,14 +69,15 @@ def serve_bare(sock: socket.socket, size: int) -> None:
         sock.sendall(data)
 
 
-def worker(where: Any) -> None:
-    """Serves a link, then a bare socket, to whoever connects; one thread each, one of them busy at a time."""
+def worker(where: Any, core: int) -> None:
+    """Serves two links and a bare socket to whoever connects; one thread each, one of them busy at a time."""
     from threading import Thread
 
-    pin(1)
+    pin(core)
     listener = listen(where)
     threads = [
-        Thread(target=serve_link, args=(SocketChannel(listener.accept()[0], "host"),)),
+        Thread(target=serve_link, args=(SocketChannel(no_delay(listener.accept()[0]), "host"),)),
+        Thread(target=serve_link, args=(SocketChannel(no_delay(listener.accept()[0]), "host", poll_s=0),)),
         Thread(target=serve_bare, args=(no_delay(listener.accept()[0]), frame_bytes())),
     ]
     for thread in threads:
@@ -123,11 +129,12 @@ def time_block(call: Callable[[], object], rounds: int) -> list[float]:
     return times
 
 
-def measure(where: Any, blocks: int) -> dict[str, float]:
-    """Medians of both ways over one kind of socket."""
-    process = get_context("spawn").Process(target=worker, args=(where,), daemon=True)
+def measure(where: Any, blocks: int, core: int) -> dict[str, float]:
+    """Medians of all ways over one kind of socket, the worker on the given core."""
+    process = get_context("spawn").Process(target=worker, args=(where, core), daemon=True)
     process.start()
     channel = SocketChannel(dial(where), "worker")
+    blocking = Link(SocketChannel(dial(where), "worker", poll_s=0))
     bare = dial(where)
     link = Link(channel)
     data = bytes(frame_bytes())
@@ -138,16 +145,19 @@ def measure(where: Any, blocks: int) -> dict[str, float]:
 
     linked: list[float] = []
     plain: list[float] = []
-    ratios = []
+    ratios, blocking_ratios = [], []
     time_block(lambda: link.exchange(PING), BLOCK)
     for _ in range(blocks):
         ours, bares = time_block(lambda: link.exchange(PING), BLOCK), time_block(bare_round_trip, BLOCK)
+        slow = time_block(lambda: blocking.exchange(PING), BLOCK)
         ratios.append(statistics.median(ours) / statistics.median(bares))
+        blocking_ratios.append(statistics.median(slow) / statistics.median(bares))
         linked += ours
         plain += bares
     bulk = statistics.median(time_block(lambda: link.exchange(BULK), 60))
     put = statistics.median(time_block(lambda: link.exchange(PUT), 60))
     link.close()
+    blocking.close()
     bare.close()
     process.join(10)
     return {
@@ -155,9 +165,16 @@ def measure(where: Any, blocks: int) -> dict[str, float]:
         "p90_us": round(statistics.quantiles(linked, n=10)[-1], 1),
         "bare_p50_us": round(statistics.median(plain), 1),
         "ratio": round(statistics.median(ratios), 2),
+        "blocking_ratio": round(statistics.median(blocking_ratios), 2),
         "bytes_per_s": round(BULK_BYTES / bulk * 1e6),
         "put_bytes_per_s": round(BULK_BYTES / put * 1e6),
     }
+
+
+def free_address() -> tuple[str, int]:
+    listener = tcp.listen()
+    listener.close()
+    return "127.0.0.1", listener.port
 
 
 def main() -> None:
@@ -165,18 +182,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument("--blocks", type=int, default=25, help=f"of {BLOCK} round trips each")
     options = parser.parse_args()
-    pin(0)
-    free = tcp.listen()
-    free.close()
-    result: dict[str, Any] = measure(("127.0.0.1", free.port), options.blocks)
+    cores = usable_cores()
+    pin(cores[0])
+    result: dict[str, Any] = measure(free_address(), options.blocks, cores[-1])
+    one_core = measure(free_address(), options.blocks, cores[0])
     with tempfile.TemporaryDirectory() as folder:
-        unix = measure(os.path.join(folder, "link"), options.blocks)
-    if not options.json:
-        for name, figures in (("TCP", result), ("Unix", unix)):
-            print(name, *[f"{key} {value}" for key, value in figures.items()], sep="  ")
-        return
-    print("TCP loopback first, Unix socket under unix", file=sys.stderr)
-    print(json.dumps(result | {"body_bytes": BULK_BYTES, "unix": unix}))
+        unix = measure(os.path.join(folder, "link"), options.blocks, cores[-1])
+    for name, figures in (("TCP", result), ("TCP, one core", one_core), ("Unix", unix)):
+        print(f"{name}:", ", ".join(f"{key} {value}" for key, value in figures.items()), file=sys.stderr)
+    if options.json:
+        print(json.dumps(result | {"body_bytes": BULK_BYTES, "one_core": one_core, "unix": unix}))
 
 
 if __name__ == "__main__":
