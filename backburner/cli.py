@@ -44,7 +44,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -52,25 +54,36 @@ def _root(
 @app.command()
 def serve(
     model: Annotated[
-        str | None, typer.Option(help="A model folder or a Hugging Face id (OWNER/NAME). Default: the embedded `tiny`.")
+        str | None,
+        typer.Option(help="A model folder or a Hugging Face id (OWNER/NAME). Default: the embedded `tiny`."),
     ] = None,
     device: Annotated[str, typer.Option(help="The worker: none, loopback, or tcp://HOST:PORT.")] = "none",
     host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to serve on; 0 takes a free one.")] = c.SERVER_PORT,
     window_tokens: Annotated[
-        int | None, typer.Option(help=f"The newest positions whose K/V stay here. Default: {c.WINDOW_TOKENS:,}; tiny: {c.TINY_WINDOW_TOKENS}.")
+        int | None,
+        typer.Option(
+            help=f"The newest positions that stay here. Default: {c.WINDOW_TOKENS:,}; tiny: {c.TINY_WINDOW_TOKENS}."
+        ),
     ] = None,
     page_tokens: Annotated[
-        int | None, typer.Option(help=f"Positions in a page. Default: {c.PAGE_TOKENS:,}; tiny: {c.TINY_PAGE_TOKENS}.")
+        int | None,
+        typer.Option(help=f"Positions in a page. Default: {c.PAGE_TOKENS:,}; tiny: {c.TINY_PAGE_TOKENS}."),
     ] = None,
-    ctx_size: Annotated[int | None, typer.Option(help="The longest context. Default: what host and worker can hold.")] = None,
+    ctx_size: Annotated[
+        int | None, typer.Option(help="The longest context. Default: what host and worker can hold.")
+    ] = None,
     engine: Annotated[str, typer.Option(help="Attention engine: auto, native, numpy or mlx.")] = "auto",
     worker_memory: Annotated[str, typer.Option(help="The memory of a loopback worker's pages.")] = "2GiB",
     served_model_name: Annotated[str | None, typer.Option(help="The model's name in the API.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="The longest answer when a request does not say.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="When a request does not say. Default: the model's own; else 0.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="The longest answer when a request does not say.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="When a request does not say. Default: the model's own; else 0.")
+    ] = None,
     chat_template_kwargs: Annotated[
-        str | None, typer.Option(help='JSON for the chat template, e.g. \'{"enable_thinking": true}\'.')
+        str | None, typer.Option(help="JSON for the chat template, e.g. '{\"enable_thinking\": true}'.")
     ] = None,
     log_level: LogLevel = "info",
 ) -> None:
@@ -89,7 +102,13 @@ def serve(
     from backburner.engine.engine import Engine
     from backburner.engine.request import SamplingParams
     from backburner.engine.startup import HostParts, start_runner
-    from backburner.model.load import find_model, model_type_for, read_config, read_tokenizer, sampling_defaults
+    from backburner.model.load import (
+        find_model,
+        model_type_for,
+        read_config,
+        read_tokenizer,
+        sampling_defaults,
+    )
 
     report = start_report()
     name, folder = find_model(model)
@@ -134,7 +153,9 @@ def serve(
             bound_host=host,
         )
         api = create_app(engine_thread, tokenizer, settings)
-        run_server(api, sock, on_ready=lambda: report.ready(url_of(sock), served, embedded), log_level=log_level)
+        run_server(
+            api, sock, on_ready=lambda: report.ready(url_of(sock), served, embedded), log_level=log_level
+        )
         report.note("stopped")
 
 
@@ -174,10 +195,14 @@ def _connector(where: c.Device, loopback: Any) -> Any:
 
 @app.command()
 def worker(
-    listen: Annotated[str, typer.Option(help="The address to listen on, HOST:PORT.")] = f"127.0.0.1:{c.WORKER_PORT}",
+    listen: Annotated[
+        str, typer.Option(help="The address to listen on, HOST:PORT.")
+    ] = f"127.0.0.1:{c.WORKER_PORT}",
     memory: Annotated[str, typer.Option(help="The memory for pages, e.g. 2GiB.")] = "2GiB",
     engine: Annotated[str, typer.Option(help="Attention engine: auto, native, numpy or mlx.")] = "auto",
-    name: Annotated[str | None, typer.Option(help="How this worker is called. Default: the host name.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="How this worker is called. Default: the host name.")
+    ] = None,
     exit_with_parent: Annotated[
         bool, typer.Option("--exit-with-parent", hidden=True, help="Stop when standard input closes.")
     ] = False,

@@ -22,11 +22,15 @@ def configure_logging(level: str) -> None:
         raise ConfigError(f"--log-level {level!r} is not one of {', '.join(LEVELS)}.")
     handler: logging.Handler
     if console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, rich_tracebacks=False, log_time_format="%H:%M:%S")
+        handler = RichHandler(
+            console=console, show_path=False, rich_tracebacks=False, log_time_format="%H:%M:%S"
+        )
     else:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
-    logging.basicConfig(level=logging.DEBUG if level == "debug" else logging.WARNING, handlers=[handler], force=True)
+    logging.basicConfig(
+        level=logging.DEBUG if level == "debug" else logging.WARNING, handlers=[handler], force=True
+    )
     logging.getLogger("backburner").setLevel(level.upper())
     for name in ("httpx", "urllib3", "filelock", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -49,7 +53,9 @@ class StartReport:
     def __enter__(self) -> "StartReport":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self._stop()
 
     def stage(self, name: str) -> None:
@@ -65,17 +71,24 @@ class StartReport:
 
     def done(self, text: str) -> None:
         self._stop()
-        console.print(f"[green]ok[/] [bold]{self._name}[/] ({time.monotonic() - self._start:.1f} s): {text}", soft_wrap=True)
+        console.print(
+            f"[green]ok[/] [bold]{self._name}[/] ({time.monotonic() - self._start:.1f} s): {text}",
+            soft_wrap=True,
+        )
 
     def note(self, text: str) -> None:
         console.print(f"   {text}", soft_wrap=True)
 
     def ready(self, url: str, model: str, embedded: bool) -> None:
         """The last line of start-up, with a command to paste."""
-        console.print(f"[green]ready[/] at {url}/v1 (model {model}, health at {url}/health). Try:", soft_wrap=True)
+        console.print(
+            f"[green]ready[/] at {url}/v1 (model {model}, health at {url}/health). Try:", soft_wrap=True
+        )
         console.print(EXAMPLE.format(url=url, model=model), soft_wrap=True, markup=False)
         if embedded:
-            console.print("   `tiny` is a demonstration model of 4 million parameters; --model serves a real one.")
+            console.print(
+                "   `tiny` is a demonstration model of 4 million parameters; --model serves a real one."
+            )
 
     def _stop(self) -> None:
         if self._status is not None:

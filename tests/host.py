@@ -12,7 +12,8 @@ import numpy as np
 from backburner.attention.engine import AttentionEngine
 from backburner.attention.select import make_engine
 from backburner.engine.request import GenerationRequest
-from backburner.engine.runner import ModelRunner, Sequence as SequenceState
+from backburner.engine.runner import ModelRunner
+from backburner.engine.runner import Sequence as SequenceState
 from backburner.engine.scheduler import Prefill, next_step
 from backburner.engine.worker_link import WorkerLink
 from backburner.kv.residency import Residency
@@ -43,7 +44,9 @@ def chat(user: str, system: str | None = None) -> list[int]:
     return list(tokenizer().apply_chat_template(messages, add_generation_prompt=True, enable_thinking=False))
 
 
-NOTES = "The code of the blue gate is 4821. " + "The river was calm and the boats stayed in the harbour. " * 24
+NOTES = (
+    "The code of the blue gate is 4821. " + "The river was calm and the boats stayed in the harbour. " * 24
+)
 
 
 def long_prompt() -> list[int]:

@@ -31,9 +31,7 @@ def test_greedy_tokens_equal_mlx_lm(oracle, name: str, engine: str) -> None:
     prompt = PROMPTS[name]()
     if name == "longer than four pages":
         assert len(prompt) > 4 * 64
-    expected = [
-        int(token) for token, _ in generate_step(mx.array(prompt), oracle, max_tokens=TOKENS)
-    ]
+    expected = [int(token) for token, _ in generate_step(mx.array(prompt), oracle, max_tokens=TOKENS)]
     with host(engine=engine) as runner:
         tokens, _ = generate(runner, prompt, TOKENS)
     assert tokens == expected

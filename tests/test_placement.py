@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from tests.host import BEST_ENGINE, ENGINES, generate, generate_with_state, host, link_to, long_prompt, serving
+from tests.host import (
+    BEST_ENGINE,
+    ENGINES,
+    generate,
+    generate_with_state,
+    host,
+    link_to,
+    long_prompt,
+    serving,
+)
 
 TOKENS = 40
 
@@ -27,7 +36,9 @@ def test_logits_are_bitwise_equal_with_pages_local_or_held(engine: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(logits, logits_alone, strict=True))
 
 
-@pytest.mark.parametrize(("page_tokens", "window_tokens"), [(16, 16), (48, 100), (64, 64), (64, 256), (128, 256)])
+@pytest.mark.parametrize(
+    ("page_tokens", "window_tokens"), [(16, 16), (48, 100), (64, 64), (64, 256), (128, 256)]
+)
 def test_any_window_gives_the_same_bits(page_tokens: int, window_tokens: int) -> None:
     prompt = long_prompt()
     with host(page_tokens=page_tokens) as runner:

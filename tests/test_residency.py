@@ -72,6 +72,8 @@ def test_the_models_own_limit_bounds_the_context() -> None:
 
 def test_a_context_that_cannot_be_held_is_refused_with_the_numbers() -> None:
     cap = capacity(GEOMETRY, 16, 2**30, 2**29, model_tokens=262_144)
-    with pytest.raises(ConfigError, match=rf"host can hold {cap.host_tokens} and the worker {cap.worker_tokens}"):
+    with pytest.raises(
+        ConfigError, match=rf"host can hold {cap.host_tokens} and the worker {cap.worker_tokens}"
+    ):
         context_size(cap.total_tokens + 1, cap)
     assert context_size(cap.total_tokens, cap) == cap.total_tokens

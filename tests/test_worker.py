@@ -34,15 +34,24 @@ def greeted(server, geometry: Geometry = GEOMETRY) -> Link:
 def put(link: Link, key: bytes = KEY) -> None:
     for layer in LAYERS:
         k, v = rows(layer)
-        assert link.exchange(m.PutPage(key, layer, 0, k[:, :20], v[:, :20])) == m.PageAck(key, layer, 20, False)
-        assert link.exchange(m.PutPage(key, layer, 20, k[:, 20:], v[:, 20:])) == m.PageAck(key, layer, 32, True)
+        assert link.exchange(m.PutPage(key, layer, 0, k[:, :20], v[:, :20])) == m.PageAck(
+            key, layer, 20, False
+        )
+        assert link.exchange(m.PutPage(key, layer, 20, k[:, 20:], v[:, 20:])) == m.PageAck(
+            key, layer, 32, True
+        )
 
 
 def test_welcome_says_what_the_worker_has() -> None:
     with serving(memory_bytes=2**20, engine="numpy", name="attic") as server:
         link = link_to(server)
         welcome = greet(link, GEOMETRY, LAYERS, b"model", "native")
-        assert (welcome.name, welcome.engine, welcome.memory_bytes, welcome.free_bytes) == ("attic", "numpy", 2**20, 2**20)
+        assert (welcome.name, welcome.engine, welcome.memory_bytes, welcome.free_bytes) == (
+            "attic",
+            "numpy",
+            2**20,
+            2**20,
+        )
         link.close()
 
 
@@ -140,7 +149,13 @@ def test_another_protocol_version_is_a_mismatch_on_both_sides(caplog) -> None:
     with serving() as server:
         link = link_to(server)
         hello = m.Hello(
-            m.PROTOCOL_VERSION + 1, "backburner 9", "future", b"m", m.PageGeometry(4, 2, 64, 32, "float32", 0.125), (3,), "numpy"
+            m.PROTOCOL_VERSION + 1,
+            "backburner 9",
+            "future",
+            b"m",
+            m.PageGeometry(4, 2, 64, 32, "float32", 0.125),
+            (3,),
+            "numpy",
         )
         with pytest.raises(Mismatch, match=r"speaks protocol 2, this worker .* 1"):
             link.exchange(hello)

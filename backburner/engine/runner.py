@@ -67,7 +67,9 @@ class ModelRunner:
     def _new_sequence(self, request: GenerationRequest, held: HeldPages | None) -> Sequence:
         model = self._model
         table = PageTable(self._engine, self._geometry, model.attention_layers, model.fingerprint, held)
-        caches = [table.layers[i] if i in table.layers else model.new_state() for i in range(len(model.layers))]
+        caches = [
+            table.layers[i] if i in table.layers else model.new_state() for i in range(len(model.layers))
+        ]
         return Sequence(
             len(request.prompt), list(request.prompt), caches, table, held, sampler_for(request.sampling)
         )
@@ -121,5 +123,8 @@ class ModelRunner:
         return self._worker.status() if self._worker else None
 
     def close(self) -> None:
+        """On the engine thread, as its last work."""
         if self._worker is not None:
             self._worker.close()
+        # MLX's streams belong to this thread; left to its end, their threads abort the process at exit now and then.
+        mx.clear_streams()

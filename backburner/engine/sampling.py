@@ -17,14 +17,19 @@ def sampler_for(params: SamplingParams) -> Sampler:
     One request runs at a time, so seeding MLX's generator when it starts makes its draws its own.
     """
     if params.temperature == 0:
-        return lambda logits: int(mx.argmax(logits).item())
+        return lambda logits: token_of(mx.argmax(logits))
     mx.random.seed(params.seed if params.seed is not None else secrets.randbits(63))
-    choose = make_sampler(
-        temp=params.temperature, top_p=params.top_p, min_p=params.min_p, top_k=params.top_k
-    )
+    choose = make_sampler(temp=params.temperature, top_p=params.top_p, min_p=params.min_p, top_k=params.top_k)
 
     def sample(logits: mx.array) -> int:
         row = logits[None].astype(mx.float32)
-        return int(choose(row - mx.logsumexp(row, keepdims=True)).item())
+        return token_of(choose(row - mx.logsumexp(row, keepdims=True)))
 
     return sample
+
+
+def token_of(choice: mx.array) -> int:
+    """The token id in a one-element array."""
+    token = choice.item()
+    assert isinstance(token, int)
+    return token

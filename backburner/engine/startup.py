@@ -44,7 +44,9 @@ class HostParts:
     page_tokens: int
     ctx_size: int | None
     engine: str
-    connect: "Callable[[AttentionEngine], tuple[Connect, str]] | None" = None  # engine -> how to connect, address
+    connect: "Callable[[AttentionEngine], tuple[Connect, str]] | None" = (
+        None  # engine -> how to connect, address
+    )
     overdue_pages: int = OVERDUE_PAGES
 
 
@@ -65,7 +67,9 @@ def start_runner(parts: HostParts, report: Report) -> ModelRunner:
     if runs_on_cpu() and not blas_status.forwarded:
         report.note(f"matrix products run without OpenBLAS, slower: {blas_status.reason}")
     if engine.name == "numpy":
-        report.note("attention runs in numpy, slower: no C part (install a C compiler and reinstall backburner)")
+        report.note(
+            "attention runs in numpy, slower: no C part (install a C compiler and reinstall backburner)"
+        )
 
     worker: WorkerLink | None = None
     if parts.connect is not None:

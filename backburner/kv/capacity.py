@@ -47,6 +47,7 @@ def context_size(asked: int | None, cap: Capacity) -> int:
     if asked > cap.total_tokens:
         raise ConfigError(
             f"--ctx-size {asked} does not fit: a token's K and V take {cap.token_bytes} bytes, so the host can hold "
-            f"{cap.host_tokens} and the worker {cap.worker_tokens}. Give at most {cap.total_tokens}, or a worker with more --memory."
+            f"{cap.host_tokens} and the worker {cap.worker_tokens}. Give at most {cap.total_tokens}, "
+            "or a worker with more --memory."
         )
     return asked

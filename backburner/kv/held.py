@@ -38,7 +38,12 @@ class HeldPages:
     """Moves a sequence's old pages to the worker by the residency policy, and answers for them (`kv.pages.Holder`)."""
 
     def __init__(
-        self, link: Link, mover: PageMover, residency: Residency, sequence: int, overdue_pages: int = OVERDUE_PAGES
+        self,
+        link: Link,
+        mover: PageMover,
+        residency: Residency,
+        sequence: int,
+        overdue_pages: int = OVERDUE_PAGES,
     ) -> None:
         self._link = link
         self._mover = mover

@@ -9,10 +9,11 @@ KEY_BYTES = 32
 
 
 def page_key(fingerprint: bytes, parent: bytes, tokens: Sequence[int]) -> bytes:
-    """key = SHA-256(model fingerprint | parent key | tokens as little-endian int32); the first page's parent is empty.
+    """SHA-256 of: model fingerprint | length of parent, u8 | parent | tokens as little-endian int32.
 
-    K and V of a position depend on every token before it, so the chain is what makes equal keys mean equal rows. SHA-256,
-    because a key that could be forged would let one conversation read another's memory.
+    `parent` is the key of the page before, empty for the first. K and V of a position depend on every token before
+    it, so the chain is what makes equal keys mean equal rows. SHA-256, because a key that could be forged would let
+    one conversation read another's memory.
     """
     digest = hashlib.sha256(fingerprint)
     digest.update(len(parent).to_bytes(1, "little") + parent)

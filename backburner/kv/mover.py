@@ -162,9 +162,7 @@ class PageMover:
         if not (isinstance(ack, PageAck) and ack.complete):
             raise TransportError(f"the worker did not complete a page that was sent whole: {ack}")
 
-    def _acknowledged(
-        self, tags: deque[int], refusal: RemoteError | None
-    ) -> tuple[Any, RemoteError | None]:
+    def _acknowledged(self, tags: deque[int], refusal: RemoteError | None) -> tuple[Any, RemoteError | None]:
         """Waits for the oldest piece. The first refusal counts; the pieces behind it fail for want of it."""
         try:
             return self._link.wait(tags.popleft(), MOVE_DEADLINE_S), refusal

@@ -53,9 +53,10 @@ class LayerPages:
     def attend(
         self, q: npt.NDArray[Any], k: npt.NDArray[Any], v: npt.NDArray[Any]
     ) -> npt.NDArray[np.float32]:
-        """Appends the new rows, then attends: held pages at their holder, the others here meanwhile, one merge in page order.
+        """Appends the rows, then attends: held pages at their holder, the others here meanwhile; merge in page order.
 
-        q: [q_heads, T, head_dim]; k, v: [kv_heads, T, head_dim], all in the geometry's dtype. Returns o [q_heads, T, head_dim].
+        q: [q_heads, T, head_dim]; k, v: [kv_heads, T, head_dim], all in the geometry's dtype.
+        Returns o [q_heads, T, head_dim].
         """
         table = self._table
         first_position = self.offset  # of the new rows
@@ -120,4 +121,3 @@ class PageTable:
             for layer in self.layers.values():
                 layer.pages[index] = None
         self.held = max(self.held, held)
-

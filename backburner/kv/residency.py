@@ -11,7 +11,7 @@ class Residency:
     window_tokens: int
 
     def held_target(self, tokens: int) -> int:
-        """How many leading pages should be held when the sequence has `tokens` positions: those wholly before the window."""
+        """How many leading pages should be held at `tokens` positions: those wholly before the window."""
         return max(0, (tokens - self.window_tokens) // self.page_tokens)
 
     def copy_target(self, tokens: int, expected_tokens: int) -> int:

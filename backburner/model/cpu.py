@@ -1,4 +1,4 @@
-"""What changes in a model on a machine without Metal or CUDA: fp32 activations, and weights in the form that is fast there."""
+"""What changes in a model without Metal or CUDA: fp32 activations, and weights in the form that is fast there."""
 
 from typing import Any
 
@@ -23,7 +23,10 @@ def runs_on_cpu() -> bool:
 
 
 class PerCallLinear(nn.Linear):
-    """A linear layer whose 16-bit weight becomes fp32 for each call: 17x faster than MLX's 16-bit matmul on CPU at 256 rows."""
+    """A linear layer whose 16-bit weight becomes fp32 for each call.
+
+    At 256 rows 17x (bfloat16) and 22x (float16) faster than MLX's 16-bit matmul on CPU.
+    """
 
     def __call__(self, x: mx.array) -> mx.array:
         y = x @ self["weight"].astype(mx.float32).T
@@ -31,15 +34,18 @@ class PerCallLinear(nn.Linear):
 
 
 class PerCallQuantizedLinear(nn.QuantizedLinear):
-    """A quantised layer that is dequantised for each call of several rows (29x faster than the quantised matmul at 256 rows).
+    """A quantised layer that is dequantised for each call of several rows: 29x faster than the quantised matmul at 256.
 
-    One row stays with the quantised product: it reads the fewest bytes, and with fp32 activations it is the fastest (3.8 ms at 1024 x 4096).
+    One row stays with the quantised product: it reads the fewest bytes, and with fp32 activations it is the fastest
+    (3.8 ms at 1024 x 4096).
     """
 
     def __call__(self, x: mx.array) -> mx.array:
         if x.size == x.shape[-1]:
             return super().__call__(x)
-        w = mx.dequantize(self["weight"], self["scales"], self.get("biases"), self.group_size, self.bits, self.mode)
+        w = mx.dequantize(
+            self["weight"], self["scales"], self.get("biases"), self.group_size, self.bits, self.mode
+        )
         y = x @ w.astype(mx.float32).T
         return y + self["bias"] if "bias" in self else y
 

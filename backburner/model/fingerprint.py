@@ -10,7 +10,15 @@ from typing import Any
 SAMPLE_BYTES = 4096
 
 # What describes the run or the file, not the model.
-_IGNORED = ("_name_or_path", "transformers_version", "model_type", "architectures", "use_cache", "torch_dtype", "dtype")
+_IGNORED = (
+    "_name_or_path",
+    "transformers_version",
+    "model_type",
+    "architectures",
+    "use_cache",
+    "torch_dtype",
+    "dtype",
+)
 
 
 def fingerprint(folder: Path, config: dict[str, Any]) -> bytes:

@@ -17,13 +17,20 @@ from backburner.model.hybrid import HybridModel
 
 TINY = Path(__file__).parent / "tiny"
 
-SUPPORTED = "Qwen hybrid models: model_type qwen3_5, qwen3_5_moe, qwen3_next, and 3.6 / 3.8 of the same layout"
+SUPPORTED = (
+    "Qwen hybrid models: model_type qwen3_5, qwen3_5_moe, qwen3_next, and 3.6 / 3.8 of the same layout"
+)
 
 # What a newer minor version of the family would call itself: qwen3_6, qwen3_8_moe, qwen3_6_text, ...
 _NEWER = re.compile(r"qwen3_\d+(_moe)?(_text)?$")
 
 # The fields that make a config one of this layout, whatever it calls itself.
-_LAYOUT_FIELDS = ("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim", "linear_conv_kernel_dim")
+_LAYOUT_FIELDS = (
+    "linear_num_value_heads",
+    "linear_num_key_heads",
+    "linear_key_head_dim",
+    "linear_conv_kernel_dim",
+)
 
 _FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.txt", "*.jinja"]
 
@@ -108,7 +115,7 @@ def model_type_for(config: dict[str, Any]) -> str:
 
 
 def _check_layer_types(text: dict[str, Any]) -> None:
-    """mlx-lm reads only full_attention_interval; a layer_types list that says otherwise would run wrongly in silence."""
+    """mlx-lm reads only full_attention_interval; a layer_types list that says otherwise would run wrongly silently."""
     types = text.get("layer_types")
     if not isinstance(types, list):
         return

@@ -35,6 +35,8 @@ class PagedAttention(Qwen3NextAttention):
         # One point of evaluation: from here the pages' engine works on plain memory, and a worker may be asked too.
         queries, keys, values = (mx.contiguous(a) for a in (queries, keys, values))
         mx.eval(queries, keys, values, gate)
-        o = cache.attend(to_numpy(queries[0]), to_numpy(keys[0]), to_numpy(values[0]))  # [q_heads, T, head_dim] fp32
+        o = cache.attend(
+            to_numpy(queries[0]), to_numpy(keys[0]), to_numpy(values[0])
+        )  # [q_heads, T, head_dim] fp32
         output = mx.array(o).transpose(1, 0, 2).reshape(1, T, -1).astype(x.dtype)
         return self.o_proj(output * gate)

@@ -66,7 +66,9 @@ class LoopbackWorker:
         line = _read_line(process, START_DEADLINE_S)
         if not line.startswith(READY_PREFIX):
             self.close()
-            raise LinkClosed(f"the loopback worker did not start (it said {line.strip()!r}); see its messages above.")
+            raise LinkClosed(
+                f"the loopback worker did not start (it said {line.strip()!r}); see its messages above."
+            )
         self._port = int(line.rpartition(":")[2])
 
     def close(self) -> None:

@@ -12,7 +12,15 @@ import numpy.typing as npt
 from backburner import __version__
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.attention.numpy_engine import STORAGE_DTYPES, widen
-from backburner.errors import BadRequest, LinkClosed, LinkTimeout, Mismatch, RemoteError, TransportError, WorkerBusy
+from backburner.errors import (
+    BadRequest,
+    LinkClosed,
+    LinkTimeout,
+    Mismatch,
+    RemoteError,
+    TransportError,
+    WorkerBusy,
+)
 from backburner.transport import messages as m
 from backburner.transport.channel import Channel
 from backburner.transport.peer import Peer
@@ -34,7 +42,9 @@ ACCEPT_POLL_S = 0.5
 class Session:
     """One host's requests, in order. It knows the host's geometry; the pages outlive it."""
 
-    def __init__(self, peer: Peer, store: PageStore, engine: AttentionEngine, name: str, engines: tuple[str, ...]) -> None:
+    def __init__(
+        self, peer: Peer, store: PageStore, engine: AttentionEngine, name: str, engines: tuple[str, ...]
+    ) -> None:
         self._peer = peer
         self._store = store
         self._engine = engine
@@ -98,7 +108,9 @@ class Session:
         if g.dtype not in STORAGE_DTYPES:
             raise Mismatch(f"the host's pages are {g.dtype}; this worker stores {', '.join(STORAGE_DTYPES)}.")
         if g.q_heads % g.kv_heads:
-            raise Mismatch(f"the host has {g.q_heads} query heads for {g.kv_heads} K/V heads: not a multiple.")
+            raise Mismatch(
+                f"the host has {g.q_heads} query heads for {g.kv_heads} K/V heads: not a multiple."
+            )
         geometry = Geometry(g.q_heads, g.kv_heads, g.head_dim, g.page_tokens, g.dtype, g.scale)
         page_bytes = geometry.page_bytes * len(hello.layers)
         if page_bytes > self._store.memory_bytes:
@@ -126,7 +138,9 @@ class Session:
 
     def _checked_layer(self, layer: int) -> int:
         if layer not in self._layers:
-            raise BadRequest(f"layer {layer} is not one of the attention layers {list(self._layers)} of Hello")
+            raise BadRequest(
+                f"layer {layer} is not one of the attention layers {list(self._layers)} of Hello"
+            )
         return layer
 
     def _checked_rows(self, x: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
@@ -228,7 +242,9 @@ class WorkerServer:
                 if not busy:
                     self._serving = peer
             run = self._refuse if busy else self._serve
-            threading.Thread(target=run, args=(peer, channel), name=f"host {channel.peer}", daemon=True).start()
+            threading.Thread(
+                target=run, args=(peer, channel), name=f"host {channel.peer}", daemon=True
+            ).start()
 
     def close(self) -> None:
         self._closing.set()

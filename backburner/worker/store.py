@@ -13,7 +13,7 @@ Name = tuple[bytes, int]  # (key, layer)
 
 
 class PageStore:
-    """Pages, complete or growing. What no sequence is bound to stays as a cache and gives way, least recently used first.
+    """Pages, complete or growing. What no sequence is bound to stays as a cache; the least recently used gives way.
 
     Pages of models with other geometries may lie side by side: the key contains the model's fingerprint.
     """
@@ -55,8 +55,8 @@ class PageStore:
     ) -> int:
         """Appends rows at row0, which must be where the page ends. Returns the rows stored.
 
-        row0 = 0 of an existing page that is incomplete starts it anew (a piece was lost with an earlier link). A complete
-        page is left as it is: equal keys mean equal rows. Raises OutOfBudget, BadRequest.
+        row0 = 0 of an existing page that is incomplete starts it anew (a piece was lost with an earlier link). A
+        complete page is left as it is: equal keys mean equal rows. Raises OutOfBudget, BadRequest.
         """
         name = (key, layer)
         entry = self._pages.get(name)
@@ -81,7 +81,9 @@ class PageStore:
         self._pages.move_to_end(name)
         return int(page.filled)
 
-    def rows(self, key: bytes, layer: int, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def rows(
+        self, key: bytes, layer: int, start: int, stop: int
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Rows [start, stop) of a page, as they came. Raises UnknownPage, BadRequest."""
         page = self._get(key, layer)
         if stop > page.filled:
@@ -92,7 +94,9 @@ class PageStore:
         """Frees pages at all layers. Raises BadRequest for a page that a sequence is bound to."""
         bound = self._bound_keys()
         if any(key in bound for key in keys):
-            raise BadRequest("a page that a sequence is bound to cannot be dropped; release the sequence first")
+            raise BadRequest(
+                "a page that a sequence is bound to cannot be dropped; release the sequence first"
+            )
         wanted = set(keys)
         for name in [name for name in self._pages if name[0] in wanted]:
             self._remove(name)
