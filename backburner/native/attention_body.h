@@ -10,14 +10,13 @@
 #define ELEMENT_1 uint16_t
 #define ELEMENT_2 uint16_t
 
-/* How far ahead of use a page is prefetched. */
-#define PREFETCH_BYTES 4096
-
 /* C[rows, vectors] = (keep ? C * keep[row] : 0) + A[rows, depth] B[depth, vectors]: a, c and b have rows of lda, ldc, ldb values.
+ * As much memory as is read gets prefetched from `ahead` on.
  * The sums over depth run in order in every variant, so a row's bits do not depend on its neighbours. */
 #define DEFINE_PRODUCT(DTYPE)                                                                                         \
     INLINE void FN(product_##DTYPE)(const float *a, int64_t lda, const void *b, int64_t ldb, int64_t depth, float *c, \
-                                    int64_t ldc, const float *keep, const int rows, const int vectors) {              \
+                                    int64_t ldc, const float *keep, const char *ahead, const int rows,                \
+                                    const int vectors) {                                                              \
         Vec sum[MAX_ROWS][WIDE];                                                                                      \
         const ELEMENT_##DTYPE *b_row = b;                                                                             \
         _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++)                                                        \
@@ -25,7 +24,8 @@
         for (int64_t d = 0; d < depth; d++, b_row += ldb) {                                                           \
             Vec right[WIDE];                                                                                          \
             _Pragma("GCC unroll 4") for (int line = 0; line < vectors * LANES * (int)sizeof *b_row; line += 64)       \
-                __builtin_prefetch((const char *)b_row + PREFETCH_BYTES + line);                                      \
+                __builtin_prefetch(ahead + line);                                                                     \
+            ahead += vectors * LANES * (int)sizeof *b_row;                                                            \
             _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++) right[j] = LOAD_##DTYPE(b_row + j * LANES);     \
             _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++) {                                                  \
                 Vec left = VSET1(a[i * lda + d]);                                                                     \
@@ -43,11 +43,13 @@ DEFINE_PRODUCT(0)
 DEFINE_PRODUCT(1)
 DEFINE_PRODUCT(2)
 
-typedef void (*FN(Product))(const float *, int64_t, const void *, int64_t, int64_t, float *, int64_t, const float *);
+typedef void (*FN(Product))(const float *, int64_t, const void *, int64_t, int64_t, float *, int64_t, const float *,
+                             const char *);
 #define DEFINE_VARIANT(DTYPE, ROWS, VECTORS)                                                                          \
     static void FN(product_##DTYPE##_##ROWS##_##VECTORS)(const float *a, int64_t lda, const void *b, int64_t ldb,     \
-                                                         int64_t depth, float *c, int64_t ldc, const float *keep) {   \
-        FN(product_##DTYPE)(a, lda, b, ldb, depth, c, ldc, keep, ROWS, VECTORS);                                      \
+                                                         int64_t depth, float *c, int64_t ldc, const float *keep,     \
+                                                         const char *ahead) {                                         \
+        FN(product_##DTYPE)(a, lda, b, ldb, depth, c, ldc, keep, ahead, ROWS, VECTORS);                               \
     }
 #define DEFINE_ROWS(DTYPE, VECTORS)                                                                                   \
     DEFINE_VARIANT(DTYPE, 1, VECTORS)                                                                                 \
@@ -90,11 +92,19 @@ static void FN(product)(int dtype, int rows, int64_t columns, const float *a, in
                         int64_t depth, float *c, int64_t ldc, const float *keep) {
     const int64_t element_bytes = dtype == FLOAT32 ? 4 : 2;
     int64_t column = 0;
+#if WIDE * LANES == 64
+    const char *ahead = (const char *)b + 4096;
+#else
+    /* Each part of the columns reads a strip of B; together they prefetch what follows B, in order. */
+    const char *ahead = (const char *)b + columns * depth * element_bytes;
+#endif
     for (; column + WIDE * LANES <= columns; column += WIDE * LANES)
-        FN(wide)[dtype][rows - 1](a, lda, (const char *)b + column * element_bytes, ldb, depth, c + column, ldc, keep);
+        FN(wide)[dtype][rows - 1](a, lda, (const char *)b + column * element_bytes, ldb, depth, c + column, ldc, keep,
+                                  ahead + column * depth * element_bytes);
 #ifdef HAS_NARROW
     for (; column < columns; column += LANES)
-        FN(narrow)[dtype][rows - 1](a, lda, (const char *)b + column * element_bytes, ldb, depth, c + column, ldc, keep);
+        FN(narrow)[dtype][rows - 1](a, lda, (const char *)b + column * element_bytes, ldb, depth, c + column, ldc, keep,
+                                    ahead + column * depth * element_bytes);
 #endif
 }
 
@@ -258,7 +268,6 @@ static int FN(attend_page)(const Geometry *g, const PageTask *task) {
 #undef Int
 #undef NARROW
 #undef HAS_NARROW
-#undef PREFETCH_BYTES
 #undef LOAD_0
 #undef LOAD_1
 #undef LOAD_2
