@@ -8,14 +8,14 @@ setup(
         Extension(
             "backburner.native._blas",
             sources=["backburner/native/blas.c"],
-            depends=["backburner/native/blas_body.h"],
+            depends=["backburner/native/blas_body.h", "backburner/native/cpu.h"],
             extra_compile_args=["-O3", "-std=c11"],
             optional=True,
         ),
         Extension(
             "backburner.native._kernels",
             sources=["backburner/native/attention.c"],
-            depends=["backburner/native/attention_body.h"],
+            depends=["backburner/native/attention_body.h", "backburner/native/cpu.h"],
             libraries=["m"],
             extra_compile_args=["-O3", "-std=c11"],
             optional=True,

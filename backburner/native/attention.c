@@ -25,6 +25,8 @@
 #include <arm_neon.h>
 #endif
 
+#include "cpu.h"
+
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
@@ -248,13 +250,11 @@ static const char *isa = "generic";
 /* Selects an instruction set by name, or with NULL the best one. -1: unknown, or this CPU does not have it. */
 EXPORT int bb_select_isa(const char *name) {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if ((!name || !strcmp(name, "avx512")) && __builtin_cpu_supports("avx512f")) {
+    if ((!name || !strcmp(name, "avx512")) && cpu_level() >= CPU_AVX512) {
         attend_page = attend_page_avx512, isa = "avx512";
         return 0;
     }
-    if ((!name || !strcmp(name, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        /* Every CPU with AVX2 and FMA has F16C too; older compilers cannot ask for it by name. */
+    if ((!name || !strcmp(name, "avx2")) && cpu_level() >= CPU_AVX2) {
         attend_page = attend_page_avx2, isa = "avx2";
         return 0;
     }

@@ -17,6 +17,8 @@
 #include <arm_neon.h>
 #endif
 
+#include "cpu.h"
+
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
@@ -129,12 +131,11 @@ EXPORT int bb_blas_start(Sgemm64 sgemm, Dgemm64 dgemm, const char *isa) {
     sgemm64 = sgemm;
     dgemm64 = dgemm;
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if ((!isa || !strcmp(isa, "avx512")) && __builtin_cpu_supports("avx512f")) {
+    if ((!isa || !strcmp(isa, "avx512")) && cpu_level() >= CPU_AVX512) {
         dots = dots_avx512, axpys = axpys_avx512, few_rows = FEW_ROWS_AVX512;
         return 0;
     }
-    if ((!isa || !strcmp(isa, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    if ((!isa || !strcmp(isa, "avx2")) && cpu_level() >= CPU_AVX2) {
         dots = dots_avx2, axpys = axpys_avx2, few_rows = FEW_ROWS_OTHERS;
         return 0;
     }
