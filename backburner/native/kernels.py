@@ -85,6 +85,10 @@ class Kernels:
         if status:
             raise MemoryError("no memory for the attention kernel's scratch space")
 
+    def read(self, words: npt.NDArray[np.uint64]) -> int:
+        """Reads a contiguous array at the speed of memory and returns the exclusive or of its words."""
+        return int(self.library.bb_read(words.ctypes.data, words.size))
+
 
 def load_kernels() -> Kernels | None:
     """The kernels, opened once for the process; None if they are missing, and why_missing() says why."""
@@ -120,6 +124,8 @@ def _load() -> Kernels | str:
         *(pointer, pointer),
     ]
     library.bb_attend.restype = ctypes.c_int
+    library.bb_read.argtypes = [pointer, int64]
+    library.bb_read.restype = ctypes.c_uint64
     library.bb_select_isa.argtypes = [ctypes.c_char_p]
     library.bb_isa.restype = ctypes.c_char_p
     wanted = os.environ.get(ISA_VARIABLE) or None
