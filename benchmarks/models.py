@@ -41,7 +41,9 @@ def write_small(folder: Path, config: dict[str, object] | None = None, seed: int
     config = config or SMALL
     folder.mkdir(parents=True, exist_ok=True)
     mx.random.seed(seed)
-    model = qwen3_5.Model(qwen3_5.ModelArgs.from_dict(dict(config, rope_parameters=dict(config["rope_parameters"]))))  # type: ignore[call-overload]
+    model = qwen3_5.Model(
+        qwen3_5.ModelArgs.from_dict(dict(config, rope_parameters=dict(config["rope_parameters"])))
+    )  # type: ignore[call-overload]
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     (folder / "config.json").write_text(json.dumps(config))

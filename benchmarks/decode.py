@@ -1,0 +1,165 @@
+"""Decoding at a depth where old keys dominate: alone, and with the older half of the pages held by a worker.
+
+    python benchmarks/decode.py --json
+
+The random hybrid model of benchmarks/models.py; its pages are filled with random K and V instead of being read, which
+would take an hour. Host and worker have a core each. Both sequences advance in lockstep, token by token, so that
+whatever else the machine does falls on both. `ideal` is what the measured parts allow: the step without old keys, plus
+the longer of the host's own keys and the worker's with its round trips.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from backburner.attention.select import make_engine
+from backburner.engine.request import GenerationRequest
+from backburner.engine.runner import ModelRunner, Sequence
+from backburner.engine.worker_link import WorkerLink
+from backburner.kv.held import MOVE_DEADLINE_S
+from backburner.kv.residency import Residency
+from backburner.model.load import load, read_tokenizer
+from backburner.transport.messages import Stats
+from backburner.worker.loopback import LoopbackWorker
+from benchmarks.harness import core_limits, finish, pin, usable_cores
+from benchmarks.models import write_small
+
+PAGE_TOKENS = 4096
+
+
+def fill(state: Sequence, pages: dict[int, list[object]], depth: int) -> None:
+    """Gives a sequence `depth` old positions: the pages made by `random_pages`, which two sequences may share."""
+    state.tokens[:0] = [0] * depth
+    state.prompt_tokens = len(state.tokens)
+    for number, layer in state.table.layers.items():
+        layer.pages[:] = pages[number]
+        layer.offset = depth
+
+
+def random_pages(runner: ModelRunner, layers: tuple[int, ...], depth: int) -> dict[int, list[object]]:
+    geometry, engine = runner._geometry, runner._engine
+    generator = np.random.default_rng(0)
+    pages: dict[int, list[object]] = {}
+    for layer in layers:
+        pages[layer] = []
+        for _ in range(depth // PAGE_TOKENS):
+            page = engine.new_page(geometry)
+            shape = (geometry.kv_heads, PAGE_TOKENS, geometry.head_dim)
+            engine.append(
+                page,
+                generator.standard_normal(shape, np.float32),
+                generator.standard_normal(shape, np.float32),
+            )
+            pages[layer].append(page)
+    return pages
+
+
+def step(runner: ModelRunner, state: Sequence) -> tuple[float, np.ndarray]:
+    start = time.perf_counter()
+    logits = runner.run(state, state.tokens[-1:], last=True)
+    elapsed = time.perf_counter() - start
+    row = np.array(logits)
+    state.tokens.append(int(row.argmax()))
+    return elapsed, row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--depth", type=int, default=262_144, help="old positions (a multiple of 8,192)")
+    parser.add_argument("--tokens", type=int, default=40, help="tokens timed on each side")
+    args = parser.parse_args()
+
+    cores = usable_cores()
+    pin(cores[0])
+    bandwidth, _ = core_limits()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = write_small(Path(temporary) / "small")
+        loaded = load("small", folder)
+        tokenizer = read_tokenizer(folder)
+    engine = make_engine("auto")
+    layers = loaded.model.attention_layers
+    geometry = loaded.model.geometry(PAGE_TOKENS)
+    depth = args.depth // (2 * PAGE_TOKENS) * 2 * PAGE_TOKENS
+    window = depth // 2
+    process = LoopbackWorker(geometry.page_bytes * len(layers) * (depth // PAGE_TOKENS))
+    connect = process.connector(engine.name)
+    worker = WorkerLink(
+        connect,
+        "loopback",
+        engine,
+        geometry,
+        layers,
+        loaded.model.fingerprint,
+        Residency(PAGE_TOKENS, window),
+    )
+    assert process.pid is not None
+    if len(cores) > 1 and hasattr(psutil.Process, "cpu_affinity"):
+        psutil.Process(process.pid).cpu_affinity([cores[1]])
+    speed = worker._link.measure()
+
+    with_worker = ModelRunner(loaded, tokenizer, engine, geometry, 2 * depth, worker)
+    alone = ModelRunner(loaded, tokenizer, engine, geometry, 2 * depth, None)
+    request = GenerationRequest("bench", (1,), args.tokens)
+    pages = random_pages(alone, layers, depth)
+    shallow, deep, held = alone.start(request), alone.start(request), with_worker.start(request)
+    fill(deep, pages, depth)
+    fill(held, pages, depth)
+    with_worker._settle(held)  # offers the pages
+    wanted = (depth - window) // PAGE_TOKENS
+    assert held.held is not None
+    worker._mover.wait_bound(held.held._moves, wanted, MOVE_DEADLINE_S * 4)
+    with_worker._settle(held)  # drops them
+    assert held.table.held == wanted, (held.table.held, wanted)
+
+    times: dict[str, list[float]] = {"base": [], "alone": [], "held": []}
+    identical = True
+    for i in range(args.tokens + 2):
+        base_s, _ = step(alone, shallow)
+        alone_s, row_alone = step(alone, deep)
+        held_s, row_held = step(with_worker, held)
+        identical &= bool(np.array_equal(row_alone, row_held))
+        if i >= 2:  # the first ones touch memory for the first time
+            times["base"].append(base_s)
+            times["alone"].append(alone_s)
+            times["held"].append(held_s)
+    stats = worker._link.exchange(Stats())
+    base_ms, alone_ms, held_ms = (1e3 * statistics.median(times[k]) for k in ("base", "alone", "held"))
+    keys_ms = alone_ms - base_ms
+    local_share = (depth - held.table.held * PAGE_TOKENS) / depth
+    worker_ms = 1e3 * stats.attend_seconds / stats.attends * len(layers)
+    links_ms = len(layers) * speed.rtt_us / 1e3
+    ideal_ms = base_ms + max(keys_ms * local_share, worker_ms + links_ms)
+    with_worker.close()
+    process.close()
+    finish(
+        {
+            "depth_tokens": depth,
+            "held_tokens": held.table.held * PAGE_TOKENS,
+            "engine": engine.name,
+            "base_ms": base_ms,
+            "alone_ms": alone_ms,
+            "held_ms": held_ms,
+            "worker_attend_ms": worker_ms,
+            "local_attend_ms": keys_ms * local_share,
+            "round_trips_ms": links_ms,
+            "kv_bytes_per_s": geometry.row_bytes * len(layers) * depth / (keys_ms / 1e3),
+            "read_bytes_per_s": bandwidth,
+            "speedup": alone_ms / held_ms,
+            "ideal": alone_ms / ideal_ms,
+            "of_ideal": ideal_ms / held_ms,
+            "identical": identical,
+        },
+        args.json,
+    )
+
+
+if __name__ == "__main__":
+    main()
