@@ -1,0 +1,111 @@
+"""Opens the C part of a recurrent layer (all of it between the projections) with ctypes and gives it types."""
+
+import ctypes
+import functools
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backburner.native.kernels import ISA_VARIABLE
+
+Floats = npt.NDArray[np.float32]
+
+# Heads are read a vector at a time, the widest of which has 16 floats.
+HEAD_DIM_MULTIPLE = 16
+
+
+class CLayer(ctypes.Structure):
+    """Mirrors Layer in recurrent.c, which explains the fields."""
+
+    _fields_ = (
+        ("k_heads", ctypes.c_int32),
+        ("v_heads", ctypes.c_int32),
+        ("dk", ctypes.c_int32),
+        ("dv", ctypes.c_int32),
+        ("taps", ctypes.c_int32),
+        ("norm_eps", ctypes.c_float),
+        ("conv", ctypes.c_void_p),
+        ("a_log", ctypes.c_void_p),
+        ("dt_bias", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+        ("qkv_row", ctypes.c_int64),
+        ("k_offset", ctypes.c_int64),
+        ("v_offset", ctypes.c_int64),
+        ("qk_head", ctypes.c_int64),
+        ("v_group", ctypes.c_int64),
+        ("z_row", ctypes.c_int64),
+        ("z_group", ctypes.c_int64),
+        ("ba_row", ctypes.c_int64),
+        ("ba_group", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentKernel:
+    """The opened library. Callers check shapes; the call releases the GIL."""
+
+    isa: str
+    max_taps: int
+    library: ctypes.CDLL
+
+    def run(
+        self,
+        layer: Any,
+        tokens: int,
+        qkv: int,
+        z: int,
+        b: int,
+        a: int,
+        conv_in: int | None,
+        conv_out: Floats,
+        state: int,
+    ) -> None:
+        """Runs tokens through a layer (a pointer to CLayer). Addresses are of fp32 values, laid out as it says.
+
+        The output takes z's place, the state [v_heads, dv, dk] changes in place, conv_out [taps - 1, channels] is
+        filled.
+        """
+        status = self.library.bb_recurrent(
+            layer, tokens, qkv, z, b, a, conv_in, conv_out.ctypes.data, state
+        )
+        if status:
+            raise MemoryError("no memory for the recurrent layer's scratch space")
+
+
+def load_recurrent() -> RecurrentKernel | None:
+    """The C part, opened once for the process; None if it is missing, and why_missing() says why."""
+    loaded = _load()
+    return loaded if isinstance(loaded, RecurrentKernel) else None
+
+
+def why_missing() -> str:
+    """Why load_recurrent() gives None; empty if it does not."""
+    loaded = _load()
+    return loaded if isinstance(loaded, str) else ""
+
+
+@functools.cache
+def _load() -> RecurrentKernel | str:
+    spec = importlib.util.find_spec("backburner.native._recurrent")
+    if spec is None or spec.origin is None:
+        return "the C part of the recurrent layers was not built"
+    try:
+        library = ctypes.CDLL(spec.origin)
+    except OSError as error:
+        return f"the C part of the recurrent layers cannot be opened: {error}"
+    pointer, int64 = ctypes.c_void_p, ctypes.c_int64
+    library.bb_recurrent.argtypes = [ctypes.POINTER(CLayer), int64, *(pointer,) * 7]
+    library.bb_recurrent.restype = ctypes.c_int
+    library.bb_recurrent_select_isa.argtypes = [ctypes.c_char_p]
+    library.bb_recurrent_isa.restype = ctypes.c_char_p
+    library.bb_recurrent_max_taps.restype = int64
+    wanted = os.environ.get(ISA_VARIABLE) or None
+    if library.bb_recurrent_select_isa(wanted.encode() if wanted else None):
+        return f"{ISA_VARIABLE}={wanted}: this CPU or build does not have it"
+    return RecurrentKernel(
+        library.bb_recurrent_isa().decode(), int(library.bb_recurrent_max_taps()), library
+    )
