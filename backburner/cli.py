@@ -93,6 +93,14 @@ def serve(
     configure_logging(log_level)
     where = c.parse_device(device)
     template_kwargs = _json_object(chat_template_kwargs)
+    _check_limits(ctx_size, max_tokens, temperature)
+    # Zero is a mistake to be told about, not a wish for the default.
+    embedded = model is None
+    if window_tokens is None:
+        window_tokens = c.TINY_WINDOW_TOKENS if embedded else c.WINDOW_TOKENS
+    if page_tokens is None:
+        page_tokens = c.TINY_PAGE_TOKENS if embedded else c.PAGE_TOKENS
+    c.check_pages(window_tokens, page_tokens)
     from backburner.api.server import bind, url_of
 
     sock = bind(host, port)
@@ -114,14 +122,13 @@ def serve(
     name, folder = find_model(model)
     model_type_for(read_config(folder))
     tokenizer = read_tokenizer(folder)
-    embedded = model is None
     loopback = _loopback(where, worker_memory, log_level)
     parts = HostParts(
         name=name,
         folder=folder,
         tokenizer=tokenizer,
-        window_tokens=window_tokens or (c.TINY_WINDOW_TOKENS if embedded else c.WINDOW_TOKENS),
-        page_tokens=page_tokens or (c.TINY_PAGE_TOKENS if embedded else c.PAGE_TOKENS),
+        window_tokens=window_tokens,
+        page_tokens=page_tokens,
         ctx_size=ctx_size,
         engine=engine,
         connect=_connector(where, loopback),
@@ -131,8 +138,9 @@ def serve(
         if loopback is not None:
             cleanup.callback(loopback.close)
         cleanup.enter_context(report)
-        engine_thread.start()
+        # Before the start, which an interrupt may end early: MLX's thread must be gone before the process exits.
         cleanup.callback(engine_thread.close)
+        engine_thread.start()
         defaults = sampling_defaults(folder)
         if temperature is not None:
             defaults["temperature"] = temperature
@@ -157,6 +165,15 @@ def serve(
             api, sock, on_ready=lambda: report.ready(url_of(sock), served, embedded), log_level=log_level
         )
         report.note("stopped")
+
+
+def _check_limits(ctx_size: int | None, max_tokens: int | None, temperature: float | None) -> None:
+    for flag, value in (("--ctx-size", ctx_size), ("--max-tokens", max_tokens)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag} {value} must be at least 1.")
+    # The range that the API allows a request.
+    if temperature is not None and not 0 <= temperature <= 2:
+        raise ConfigError(f"--temperature {temperature:g} must be from 0 to 2.")
 
 
 def _json_object(text: str | None) -> dict[str, Any]:
