@@ -87,7 +87,8 @@ class StartReport:
         console.print(EXAMPLE.format(url=url, model=model), soft_wrap=True, markup=False)
         if embedded:
             console.print(
-                "   `tiny` is a demonstration model of 4 million parameters; --model serves a real one."
+                "   `tiny` is a demonstration model of 4 million parameters; --model serves a real one.",
+                soft_wrap=True,
             )
 
     def _stop(self) -> None:
