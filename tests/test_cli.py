@@ -1,0 +1,183 @@
+"""The commands' flags: one clear line and status 2 for a bad one, before any model is loaded; plain text when piped."""
+
+import json
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.processes import Server, ask, run, serve, worker
+
+ESCAPE = "\x1b"
+
+
+def refused(*arguments: str, **extra: str) -> str:
+    """The one line that a bad command gives."""
+    done = run(*arguments, **extra)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert "ok model" not in done.stderr, "a bad flag is found before the model is loaded"
+    assert ESCAPE not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("backburner: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--device", "floppy"], "'floppy' is not one of none, loopback, tcp://HOST:PORT"),
+        (["--device", "usb"], "usb is not there yet"),
+        (["--device", "tcp://"], "is not HOST:PORT"),
+        (["--device", "tcp://127.0.0.1:70000"], "is not HOST:PORT"),
+        (["--device", "tcp://192.0.2.1:50060"], "there is no pairing yet"),
+        (["--device", "loopback", "--worker-memory", "lots"], "'lots' is not an amount of memory"),
+        (["--window-tokens", "32"], "--window-tokens 32 is smaller than a page"),
+        (["--window-tokens", "0"], "--window-tokens 0 is smaller than a page"),
+        (["--page-tokens", "0"], "--page-tokens 0 must be from 16 to 65,536"),
+        (["--ctx-size", "0"], "--ctx-size 0 must be at least 1"),
+        (["--max-tokens", "-1"], "--max-tokens -1 must be at least 1"),
+        (["--temperature", "-0.5"], "--temperature -0.5 must be from 0 to 2"),
+        (["--temperature", "nan"], "--temperature nan must be from 0 to 2"),
+        (["--engine", "steam"], "unknown attention engine 'steam'; choose one of auto, native, numpy, mlx"),
+        (["--model", "/no/such/folder"], "no such folder"),
+        (["--chat-template-kwargs", "{"], "--chat-template-kwargs is not JSON"),
+        (["--chat-template-kwargs", "[1]"], "must be a JSON object"),
+        (["--log-level", "loud"], "'loud' is not one of debug, info, warning, error"),
+        (["--port", "70000"], "70000 is not a port"),
+        (["--host", "no.such.host.invalid"], "check --host and --port"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_serve_refuses_a_bad_flag_in_one_line(arguments: list[str], says: str) -> None:
+    assert says in refused("serve", "--port", "0", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--listen", "0.0.0.0:1"], "there is no pairing yet"),
+        (["--listen", "somewhere"], "is not HOST:PORT"),
+        (["--memory", "-1GiB"], "is not an amount of memory"),
+        (["--engine", "steam"], "unknown attention engine"),
+        (["--log-level", "loud"], "is not one of debug"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_worker_refuses_a_bad_flag_in_one_line(arguments: list[str], says: str) -> None:
+    assert says in refused("worker", *arguments)
+
+
+def test_a_model_of_another_family_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    line = refused("serve", "--port", "0", "--model", str(tmp_path))
+    assert "'llama' is not supported" in line
+    assert "qwen3_5" in line
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    assert "has no config.json" in refused("serve", "--port", "0", "--model", str(tmp_path))
+
+
+def test_a_context_that_cannot_be_held_is_refused_with_the_numbers() -> None:
+    done = run("serve", "--port", "0", "--ctx-size", "99999999")
+    assert done.returncode == 2
+    assert "--ctx-size 99999999: the model's own limit is 65536 tokens" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_found_before_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "choose another --port" in refused("serve", "--port", port)
+        assert "choose another port" in refused("worker", "--listen", f"127.0.0.1:{port}")
+
+
+def test_settings_come_from_the_environment_too() -> None:
+    assert "'floppy' is not one of" in refused("serve", "--port", "0", BACKBURNER_SERVE_DEVICE="floppy")
+    assert "70000 is not a port" in refused("serve", BACKBURNER_SERVE_PORT="70000")
+    assert "no pairing yet" in refused("worker", BACKBURNER_WORKER_LISTEN="0.0.0.0:1")
+
+
+def test_a_flag_wins_over_the_environment() -> None:
+    assert "'loud' is not one of" in refused(
+        "serve", "--port", "0", "--log-level", "loud", BACKBURNER_SERVE_LOG_LEVEL="quiet"
+    )
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--nope"], ["serve", "--port", "abc"], ["fly"]])
+def test_usage_errors_have_status_2_and_no_traceback(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert ("--port" if "--port" in arguments else arguments[-1]) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert ESCAPE not in done.stderr
+
+
+def test_version_and_help_are_plain_and_on_standard_output() -> None:
+    version = run("--version")
+    assert (version.returncode, version.stderr) == (0, "")
+    assert re.fullmatch(r"backburner \d+\.\d+\.\d+\n", version.stdout)
+    overview = run("--help", COLUMNS="120")
+    assert overview.returncode == 0
+    assert "serve" in overview.stdout
+    assert "worker" in overview.stdout
+    detail = run("serve", "-h", COLUMNS="200")
+    assert detail.returncode == 0
+    for flag in ("--device", "--window-tokens", "--ctx-size", "BACKBURNER_SERVE_PORT"):
+        assert flag in detail.stdout
+    assert ESCAPE not in overview.stdout + detail.stdout
+
+
+def test_output_is_plain_when_piped_and_names_stages_and_url() -> None:
+    with serve("--device", "loopback", "--served-model-name", "mine", COLUMNS="40") as server:
+        output = server.output
+        assert ESCAPE not in output
+        for stage in ("ok model (", "ok worker (", "ok context (", "ok warm-up ("):
+            assert stage.replace(" (", " ") in output
+        assert "--model serves a real one.\n" in output, "lines are not broken at a terminal's width"
+        assert server.health()["model"] == "mine"
+
+
+def test_nothing_listens_at_the_workers_address() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        done = run("serve", "--port", "0", "--device", f"tcp://{address}")
+    assert done.returncode == 2
+    assert f"nothing listens at {address}; start `backburner worker --listen {address}`" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_second_host_is_refused_by_name_and_the_first_goes_on() -> None:
+    with worker() as (process, port), serve("--device", f"tcp://127.0.0.1:{port}") as first:
+        done = run("serve", "--port", "0", "--device", f"tcp://127.0.0.1:{port}")
+        assert done.returncode == 2
+        assert "backburner: this worker already serves another host" in done.stderr
+        assert "Traceback" not in done.stderr
+        process.expect("refused a second host")
+        assert "4821" in ask(first)
+        assert first.health()["worker"]["held_pages"] > 0
+
+
+def test_a_worker_without_room_for_a_page_is_refused_with_the_numbers() -> None:
+    done = run("serve", "--port", "0", "--device", "loopback", "--worker-memory", "1KiB")
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert "takes 131072 bytes" in last
+    assert "--memory is 1024" in last
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_cannot_start_leaves_no_worker_behind() -> None:
+    server = Server(["serve", "--port", "0", "--device", "loopback", "--ctx-size", "99999999"])
+    try:
+        assert server.wait(60) == 2
+        port = server.expect(r"--device tcp://127\.0\.0\.1:(\d+)")[1]
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", int(port))) != 0, "the loopback worker still listens"
+    finally:
+        server.stop()
