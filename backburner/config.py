@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from backburner.errors import ConfigError
@@ -39,22 +38,8 @@ class Device:
         return f"tcp://{self.host}:{self.port}" if self.kind == "tcp" else self.kind
 
 
-@dataclass(frozen=True, slots=True)
-class HostConfig:
-    """What `backburner serve` runs with. None means: computed at start."""
-
-    model: str | None = None
-    device: Device = Device("none")
-    window_tokens: int = WINDOW_TOKENS
-    page_tokens: int = PAGE_TOKENS
-    ctx_size: int | None = None
-    engine: str = "auto"
-    worker_memory_bytes: int = 2 * 2**30  # of a loopback worker
-    cache_dir: Path | None = None
-
-
 def parse_bytes(text: str) -> int:
-    """"2GiB", "512M" or "1000" as bytes. KB and KiB alike are 1,024, as memory is counted. Raises ConfigError."""
+    """Bytes of a text like 2GiB, 512M or 1000. KB and KiB alike are 1,024, as memory is counted. Raises ConfigError."""
     match = _SIZE.fullmatch(text)
     if not match:
         raise ConfigError(f"{text!r} is not an amount of memory; write for example 2GiB or 512MiB.")

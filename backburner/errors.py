@@ -25,6 +25,12 @@ class ContextExceeded(BackburnerError):
     code = "context_length_exceeded"
 
 
+class HostFull(BackburnerError):
+    """The host's memory cannot hold the positions that no worker takes."""
+
+    code = "host_full"
+
+
 class EngineDead(BackburnerError):
     """The engine thread has failed or is shutting down; nothing can be generated."""
 

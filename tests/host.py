@@ -87,6 +87,7 @@ def host(
     ctx_size: int = 65_536,
     overdue_pages: int = 0,
     model: LoadedModel | None = None,
+    host_tokens: int | None = None,
 ) -> Iterator[ModelRunner]:
     """A runner on this thread. overdue_pages 0 makes every page move as soon as the window says so."""
     model = model or tiny()
@@ -104,7 +105,7 @@ def host(
             Residency(page_tokens, window_tokens),
             overdue_pages,
         )
-    runner = ModelRunner(model, tokenizer(), attention, geometry, ctx_size, worker)
+    runner = ModelRunner(model, tokenizer(), attention, geometry, ctx_size, worker, host_tokens)
     try:
         yield runner
     finally:
@@ -132,7 +133,7 @@ def generate_with_state(
             else:
                 row = runner.run(state, state.tokens[-1:], last=True)
             if row is not None:
-                logits.append(np.array(row))
+                logits.append(np.array(row.astype(mx.float32)))
                 state.tokens.append(int(mx.argmax(row).item()))
     finally:
         runner.finish(state)

@@ -91,6 +91,9 @@ class ScriptedRunner:
     def close(self):
         self.log.append("close")
 
+    def leave_thread(self):
+        assert threading.get_ident() in self.threads or not self.threads
+
 
 class Collector:
     def __init__(self) -> None:

@@ -1,8 +1,13 @@
 """Where a page lives never changes an answer: logits are equal bit for bit, tokens across engines."""
 
+import shutil
+
+import mlx.core as mx
 import numpy as np
 import pytest
 
+from backburner.errors import HostFull
+from backburner.model import load as load_module
 from tests.host import (
     BEST_ENGINE,
     ENGINES,
@@ -86,3 +91,37 @@ def test_a_worker_that_is_full_leaves_pages_on_the_host(alone, caplog) -> None:
     assert "takes no more pages" in caplog.text
     assert tokens == alone[0]
     assert all(np.array_equal(a, b) for a, b in zip(logits, alone[1], strict=True))
+
+
+def test_a_host_whose_memory_is_full_says_so_instead_of_dying() -> None:
+    page_bytes = 64 * 2 * 2 * 64 * 4
+    with (
+        serving(memory_bytes=5 * page_bytes) as server,
+        host(lambda: link_to(server), host_tokens=300) as runner,
+        pytest.raises(
+            HostFull,
+            match=r"can hold 300 tokens of this conversation, and (out_of_budget|the worker has not)",
+        ),
+    ):
+        generate(runner, long_prompt(), 1)
+    with host(host_tokens=300) as runner, pytest.raises(HostFull, match="the worker is away"):
+        generate(runner, long_prompt(), 1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_activations_cross_bit_for_bit_too(dtype: str, monkeypatch, tmp_path) -> None:
+    """What a Mac runs: activations, K, V and queries in 16 bits, partials in fp32."""
+    monkeypatch.setattr(load_module, "runs_on_cpu", lambda: False)
+    folder = shutil.copytree(load_module.TINY, tmp_path / "tiny")
+    weights = mx.load(str(folder / "model.safetensors"))
+    cast = {k: v if k.endswith("A_log") else v.astype(getattr(mx, dtype)) for k, v in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), cast)
+    model = load_module.load("tiny", folder)
+    assert model.model.geometry(64).dtype == dtype
+    prompt = long_prompt()
+    with host(model=model) as runner:
+        _, logits_alone = generate(runner, prompt, 4)
+    with serving() as server, host(lambda: link_to(server), model=model) as runner:
+        _, logits, state = generate_with_state(runner, prompt, 4)
+        assert state.table.held >= 4
+    assert all(np.array_equal(a, b) for a, b in zip(logits, logits_alone, strict=True))

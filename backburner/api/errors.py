@@ -10,7 +10,14 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from backburner.errors import BackburnerError, ContextExceeded, EngineDead, RemoteError, TransportError
+from backburner.errors import (
+    BackburnerError,
+    ContextExceeded,
+    EngineDead,
+    HostFull,
+    RemoteError,
+    TransportError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +92,7 @@ def from_engine(error: BackburnerError) -> ApiError:
     message = str(error) or error.__doc__ or error.code
     if isinstance(error, ContextExceeded):
         return ApiError(400, message, code=error.code)
-    if isinstance(error, EngineDead | TransportError | RemoteError):
+    if isinstance(error, EngineDead | HostFull | TransportError | RemoteError):
         return ApiError(503, message, code=error.code, headers=RETRY_LATER)
     return ApiError(500, message, code=error.code, headers=NO_RETRY)
 

@@ -72,6 +72,10 @@ class Runner(Protocol[S]):
 
     def close(self) -> None: ...
 
+    def leave_thread(self) -> None:
+        """The engine thread's last call: nothing runs on it any more."""
+        ...
+
 
 @dataclass(eq=False, slots=True)
 class _Job:
@@ -175,6 +179,7 @@ class Engine(Generic[S]):
             for job in waiting:
                 job.tell(Failed(EngineDead(self._death())))
             self._runner.close()
+            self._runner.leave_thread()
 
     def _next(self) -> _Job | None:
         with self._changed:

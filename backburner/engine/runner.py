@@ -12,6 +12,7 @@ from backburner.engine.request import GenerationRequest, WorkerStatus
 from backburner.engine.sampling import Sampler, sampler_for
 from backburner.engine.text import TextStream
 from backburner.engine.worker_link import WorkerLink
+from backburner.errors import HostFull
 from backburner.kv.held import HeldPages
 from backburner.kv.pages import PageTable
 from backburner.model.load import LoadedModel
@@ -45,7 +46,9 @@ class ModelRunner:
         geometry: Geometry,
         ctx_size: int,
         worker: WorkerLink | None,
+        host_tokens: int | None = None,
     ) -> None:
+        """host_tokens: positions whose K and V fit on this host; None: as many as the context has."""
         self.model_name = loaded.name
         self.ctx_size = ctx_size
         self._model = loaded.model
@@ -54,6 +57,7 @@ class ModelRunner:
         self._engine = engine
         self._geometry = geometry
         self._worker = worker
+        self._host_tokens = host_tokens if host_tokens is not None else ctx_size
 
     def warm_up(self) -> None:
         """Runs a ubatch and a token, so that compiling and first touches are not the first request's wait."""
@@ -93,6 +97,7 @@ class ModelRunner:
         """
         model = self._model
         self._settle(state)
+        self._check_room(state, len(tokens))
         residual = model.embed(mx.array(np.asarray(tokens, dtype=np.int32)))
         residual = model.run_layers(residual, state.caches, 0, len(model.layers))
         states = [c.cache for c in state.caches if hasattr(c, "cache")]
@@ -112,6 +117,18 @@ class ModelRunner:
             if self._worker is not None:
                 self._worker.held_pages = state.table.held * len(state.table.layers)
 
+    def _check_room(self, state: Sequence, new_tokens: int) -> None:
+        """The context counts on the worker's memory. Without it, an error beats the system killing the process."""
+        local = state.table.tokens - state.table.held * self._geometry.page_tokens + new_tokens
+        if local <= self._host_tokens:
+            return
+        away = "the worker is away"
+        why = away if state.held is None else state.held.refused or "the worker has not taken enough of it"
+        raise HostFull(
+            f"This host can hold {self._host_tokens} tokens of this conversation, and {why}. "
+            "Try again when the worker is back, or send a shorter prompt."
+        )
+
     def is_end(self, token: int) -> bool:
         return token in self._end
 
@@ -123,8 +140,9 @@ class ModelRunner:
         return self._worker.status() if self._worker else None
 
     def close(self) -> None:
-        """On the engine thread, as its last work."""
         if self._worker is not None:
             self._worker.close()
+
+    def leave_thread(self) -> None:
         # MLX's streams belong to this thread; left to its end, their threads abort the process at exit now and then.
         mx.clear_streams()

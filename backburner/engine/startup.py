@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 import psutil
 
-from backburner.attention.engine import AttentionEngine
+from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.attention.select import make_engine
 from backburner.config import SEQUENCE_PAGES_MAX, check_pages
 from backburner.engine.runner import ModelRunner
+from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.worker_link import Connect, WorkerLink
 from backburner.errors import ConfigError
 from backburner.kv.capacity import Capacity, capacity, context_size
@@ -71,8 +72,11 @@ def start_runner(parts: HostParts, report: Report) -> ModelRunner:
             "attention runs in numpy, slower: no C part (install a C compiler and reinstall backburner)"
         )
 
+    host_free = int(psutil.virtual_memory().available)
+    window_tokens = parts.window_tokens
     worker: WorkerLink | None = None
     if parts.connect is not None:
+        window_tokens = _window(parts, geometry, len(model.attention_layers), host_free, report)
         report.stage("worker")
         connect, address = parts.connect(engine)
         worker = WorkerLink(
@@ -82,7 +86,7 @@ def start_runner(parts: HostParts, report: Report) -> ModelRunner:
             geometry,
             model.attention_layers,
             model.fingerprint,
-            Residency(parts.page_tokens, parts.window_tokens),
+            Residency(parts.page_tokens, window_tokens),
             parts.overdue_pages,
         )
         welcome, speed = worker.welcome, worker.speed
@@ -100,15 +104,15 @@ def start_runner(parts: HostParts, report: Report) -> ModelRunner:
         cap = capacity(
             geometry,
             len(model.attention_layers),
-            int(psutil.virtual_memory().available),
+            host_free,
             worker.welcome.free_bytes if worker else None,
             min(model.max_position_embeddings, SEQUENCE_PAGES_MAX * parts.page_tokens),
         )
         ctx_size = context_size(parts.ctx_size, cap)
         if ctx_size < 1:
             raise ConfigError("there is no memory left for K and V; use a smaller model.")
-        report.done(_describe(ctx_size, cap, parts, worker is not None))
-        runner = ModelRunner(loaded, parts.tokenizer, engine, geometry, ctx_size, worker)
+        report.done(_describe(ctx_size, cap, window_tokens, parts.page_tokens, worker is not None))
+        runner = ModelRunner(loaded, parts.tokenizer, engine, geometry, ctx_size, worker, cap.host_tokens)
         report.stage("warm-up")
         runner.warm_up()
         report.done("first steps compiled")
@@ -119,13 +123,28 @@ def start_runner(parts: HostParts, report: Report) -> ModelRunner:
         raise
 
 
-def _describe(ctx_size: int, cap: Capacity, parts: HostParts, with_worker: bool) -> str:
+def _window(parts: HostParts, geometry: Geometry, layers: int, host_free: int, report: Report) -> int:
+    """The window, made smaller when the host cannot hold it with a page on its way and a ubatch."""
+    host_tokens = capacity(geometry, layers, host_free, None, 0).host_tokens
+    room = host_tokens - 2 * parts.page_tokens - UBATCH_TOKENS
+    if room >= parts.window_tokens:
+        return parts.window_tokens
+    if room < parts.page_tokens:
+        raise ConfigError(
+            f"this host has memory for {host_tokens} tokens of K and V, too little for --page-tokens "
+            f"{parts.page_tokens}; give smaller pages or use a smaller model."
+        )
+    report.note(f"the window is {room:,} tokens: this host has no memory for {parts.window_tokens:,}")
+    return room
+
+
+def _describe(ctx_size: int, cap: Capacity, window_tokens: int, page_tokens: int, with_worker: bool) -> str:
     text = f"{ctx_size:,} tokens ({cap.token_bytes:,} bytes of K/V each"
     if not with_worker:
         return f"{text}; this host can hold {cap.host_tokens:,})"
     return (
         f"{text}; host can hold {cap.host_tokens:,}, worker {cap.worker_tokens:,}); the newest "
-        f"{parts.window_tokens:,} stay here, older pages of {parts.page_tokens:,} go to the worker"
+        f"{window_tokens:,} stay here, older pages of {page_tokens:,} go to the worker"
     )
 
 
