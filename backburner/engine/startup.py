@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import mlx.core as mx
 import psutil
 
 from backburner.attention.engine import AttentionEngine, Geometry
@@ -53,6 +54,15 @@ class HostParts:
 
 def start_runner(parts: HostParts, report: Report) -> ModelRunner:
     """Loads the model, greets the worker and settles the context. Raises BackburnerError with what to do."""
+    try:
+        return _start_runner(parts, report)
+    except BaseException:
+        # No runner will do it on its way out, and a start that failed must end with its message, not with an abort.
+        mx.clear_streams()
+        raise
+
+
+def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
     check_pages(parts.window_tokens, parts.page_tokens)
     engine = make_engine(parts.engine)
     report.stage(f"model {parts.name}")
