@@ -2,7 +2,7 @@
  *
  * Opened with RTLD_GLOBAL before MLX, these symbols come first when MLX's are bound. Matrix products go to NumPy's
  * OpenBLAS. Products with few rows are memory-bound and OpenBLAS is slow there (2 rows: 7 GB/s of weights), so they are
- * done here, in blas_body.h, at the speed of memory.
+ * done here, in blas_body.h, at the speed of memory; and with AVX-512 the linear layers of prefill in sgemm_avx512.h.
  */
 #if defined(__linux__)
 #define _GNU_SOURCE
@@ -24,10 +24,14 @@
 
 enum { ROW_MAJOR = 101, COL_MAJOR = 102, NO_TRANS = 111 };
 
-/* Up to this many rows our dot products beat OpenBLAS's gemm. With AVX-512 and K, N = 1024, 6144 in GFLOP/s, ours against
- * its: 16 rows 103, 56; 32 rows 118, 86; 64 rows 146, 126; 128 rows 158, 166. */
-enum { FEW_ROWS_AVX512 = 64, FEW_ROWS_OTHERS = 8 };
+/* Up to this many rows our dot products beat the packed product (AVX-512) or OpenBLAS (the others, where 8 rows are 75
+ * against 54 GFLOP/s and 16 rows 74 against 79). With AVX-512, for K, N = 1024, 6144, OpenBLAS, dots and packed have
+ * 16 rows: 53, 114, 87; 32 rows: 95, 146, 156; 64 rows: 136, 161, 193; 256 rows: 209, 174, 241. */
+enum { FEW_ROWS_AVX512 = 24, FEW_ROWS_OTHERS = 8 };
+/* Shorter dot products spend their time on the sum across lanes, and panels of fewer columns are mostly padding. */
+enum { SHORTEST_DOT = 64, FEWEST_COLUMNS = 48 };
 static int few_rows = FEW_ROWS_OTHERS;
+static int packs; /* whether the CPU has the packed product */
 
 /* OpenBLAS with 64-bit integers, as NumPy's wheels have it. */
 typedef void (*Sgemm64)(int, int, int, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *, int64_t,
@@ -38,6 +42,7 @@ static Sgemm64 sgemm64;
 static Dgemm64 dgemm64;
 
 #define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL16 _Pragma("GCC unroll 16")
 #define JOIN2(a, b) a##_##b
 #define JOIN(a, b) JOIN2(a, b)
 #define FN(name) JOIN(name, ISA)
@@ -65,6 +70,7 @@ typedef __m512 Vec_avx512;
 #define VFMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define VSUM(x) _mm512_reduce_add_ps(x)
 #include "blas_body.h"
+#include "sgemm_avx512.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
@@ -132,16 +138,16 @@ EXPORT int bb_blas_start(Sgemm64 sgemm, Dgemm64 dgemm, const char *isa) {
     dgemm64 = dgemm;
 #if defined(__x86_64__)
     if ((!isa || !strcmp(isa, "avx512")) && cpu_level() >= CPU_AVX512) {
-        dots = dots_avx512, axpys = axpys_avx512, few_rows = FEW_ROWS_AVX512;
+        dots = dots_avx512, axpys = axpys_avx512, few_rows = FEW_ROWS_AVX512, packs = 1;
         return 0;
     }
     if ((!isa || !strcmp(isa, "avx2")) && cpu_level() >= CPU_AVX2) {
-        dots = dots_avx2, axpys = axpys_avx2, few_rows = FEW_ROWS_OTHERS;
+        dots = dots_avx2, axpys = axpys_avx2, few_rows = FEW_ROWS_OTHERS, packs = 0;
         return 0;
     }
 #endif
     if (isa && strcmp(isa, "generic")) return -1;
-    dots = dots_generic, axpys = axpys_generic, few_rows = FEW_ROWS_OTHERS;
+    dots = dots_generic, axpys = axpys_generic, few_rows = FEW_ROWS_OTHERS, packs = 0;
     return 0;
 }
 
@@ -154,10 +160,17 @@ EXPORT void cblas_sgemm(int layout, int trans_a, int trans_b, int m, int n, int 
         const float *left = swap ? b : a, *right = swap ? a : b;
         const int left_ld = swap ? ldb : lda, right_ld = swap ? lda : ldb, rows = swap ? n : m, columns = swap ? m : n;
         /* x W^T with x in few contiguous rows: the linear layers of decoding. */
-        if (rows <= few_rows && a_rows && !b_rows) {
+        if (rows <= few_rows && a_rows && !b_rows && (rows == 1 || k >= SHORTEST_DOT)) {
             dots(rows, columns, k, alpha, left, left_ld, right, right_ld, beta, c, ldc, 1);
             return;
         }
+#if defined(__x86_64__)
+        if (packs && rows > few_rows && a_rows && !b_rows && columns >= FEWEST_COLUMNS) {
+            sgemm_avx512(rows, columns, k, alpha, left, left_ld, right, right_ld, beta, c, ldc);
+            return;
+        }
+#endif
+        /* A row times a matrix. */
         if (rows == 1 && b_rows) {
             axpys(columns, k, alpha, left, a_rows ? 1 : left_ld, right, right_ld, beta, c);
             return;
