@@ -88,9 +88,10 @@ def serve(
     log_level: LogLevel = "info",
 ) -> None:
     """Serves the OpenAI API on this machine."""
-    from backburner.terminal import configure_logging, start_report
+    from backburner.terminal import configure_logging, end_at_once_on_signals, start_report
 
     configure_logging(log_level)
+    end_at_once_on_signals()
     where = c.parse_device(device)
     template_kwargs = _json_object(chat_template_kwargs)
     _check_limits(ctx_size, max_tokens, temperature)
@@ -138,9 +139,8 @@ def serve(
         if loopback is not None:
             cleanup.callback(loopback.close)
         cleanup.enter_context(report)
-        # Before the start, which an interrupt may end early: MLX's thread must be gone before the process exits.
-        cleanup.callback(engine_thread.close)
         engine_thread.start()
+        cleanup.callback(engine_thread.close)
         defaults = sampling_defaults(folder)
         if temperature is not None:
             defaults["temperature"] = temperature

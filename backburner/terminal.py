@@ -2,8 +2,9 @@
 
 import logging
 import os
+import signal
 import time
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -36,6 +37,21 @@ def configure_logging(level: str) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     # transformers warns about config keys that only mlx-lm reads, and sets its own level when it is imported.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def end_at_once_on_signals() -> None:
+    """For start-up, which has nothing to save: SIGINT and SIGTERM end the process there and then.
+
+    Python's own way, an exception in the main thread, is lost now and then in a library that is being imported, and
+    the server would start all the same. A loopback worker follows by its pipe.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        console.show_cursor(True)
+        os._exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
 
 
 EXAMPLE = """curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\

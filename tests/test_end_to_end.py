@@ -1,12 +1,14 @@
 """Real processes and the real client: same answers wherever pages live, clean ends, and no worker left behind."""
 
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 
 from tests.processes import MODEL, Server, ask, gone, messages, serve, until, worker
@@ -190,14 +192,30 @@ def test_a_signal_ends_the_worker_cleanly_while_it_serves(number: signal.Signals
         assert server.running
 
 
-def test_an_interrupt_during_start_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_start_ends_it_at_once(number: signal.Signals) -> None:
+    # A worker that never answers keeps the start waiting at a known place.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = Server(["serve", "--port", "0", "--device", f"tcp://127.0.0.1:{silent.getsockname()[1]}"])
+        try:
+            silent.settimeout(60)
+            caller, _ = silent.accept()
+            server.signal(number)
+            assert server.wait() == 128 + number
+            assert "Traceback" not in server.output
+            assert "terminate called" not in server.output
+            caller.close()
+        finally:
+            server.stop()
+
+
+def test_a_host_killed_during_start_takes_its_loopback_worker_along() -> None:
     server = Server(["serve", "--port", "0", "--device", "loopback"])
     try:
-        server.expect("ok model")
-        server.signal(signal.SIGINT)
+        child = until(lambda: psutil.Process(server.pid).children(), 60)[0]
+        server.signal(signal.SIGKILL)
         server.wait()
-        assert "Traceback" not in server.output
-        assert "terminate called" not in server.output
+        until(lambda: gone(child), what="the loopback worker is still there")
     finally:
         server.stop()
 
