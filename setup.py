@@ -24,5 +24,13 @@ setup(
             extra_compile_args=["-O3", "-std=c11"],
             optional=True,
         ),
+        Extension(
+            "backburner.native._recurrent",
+            sources=["backburner/native/recurrent.c"],
+            depends=["backburner/native/recurrent_body.h", "backburner/native/cpu.h"],
+            libraries=["m"],
+            extra_compile_args=["-O3", "-std=c11"],
+            optional=True,
+        ),
     ],
 )

@@ -10,6 +10,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import dequantize_model
 
 from backburner.model.delta import use_chunked_delta
+from backburner.model.recurrent import use_native_recurrent
 
 # Of the memory that is free before loading; the rest is for K/V, activations and everybody else.
 FP32_WEIGHTS_SHARE = 0.6
@@ -71,6 +72,7 @@ def prepare_for_cpu(model: nn.Module, memory_bytes: int | None = None) -> tuple[
     GFLOP/s on a core, fp32 through OpenBLAS at 86.
     """
     use_chunked_delta()
+    use_native_recurrent(model)
     available = memory_bytes if memory_bytes is not None else psutil.virtual_memory().available
     needed = fp32_bytes(model)
     dtypes = {v.dtype for _, v in tree_flatten(model.parameters())}

@@ -7,10 +7,10 @@
  *
  * The token loop, not the chunked form: a value row of S depends on k, q, g, beta and its own v only, so a block of rows
  * runs over all the tokens while it stays in L1, and that takes 4 operations per element of S where chunks need 3 and
- * the work inside the chunk. 256 tokens of 8 heads x 128 x 128 take 1.3 ms (AVX-512), chunks in MLX's ops 9.4 ms.
+ * the work inside the chunk. 256 tokens of 8 heads x 128 x 128 take 1.5 ms (AVX-512; AVX2 2.9), chunks in MLX's ops alone 9.4 ms.
  *
- * The bits of a result depend on the values, the instruction set and on whether there is one token or more; on neither
- * the alignment nor how many tokens beyond one a call brings.
+ * The bits of a token's result depend on the values, the instruction set and whether the call brings few tokens or more
+ * than a few; not on alignment, and not on how the tokens are grouped within either kind.
  */
 #if defined(__linux__)
 #define _GNU_SOURCE
@@ -33,6 +33,7 @@
 
 enum {
     CHUNK_TOKENS = 256, /* q, k and v of one head and so many tokens are 384 KB: they stay in a 1 MB L2 */
+    FEW_TOKENS = 8,     /* up to here the state is used as it lies: 14 us a token; transposing it takes 85 us */
     MAX_TAPS = 8,
 };
 
@@ -76,7 +77,7 @@ static int64_t channels_of(const Layer *l) { return 2 * (int64_t)l->k_heads * l-
 
 #define ISA avx512
 #define LANES 16
-#define BLOCK_VECTORS 4
+#define BLOCK_VECTORS 2 /* 4 would save broadcasts, but 32 KB of state crowd L1: 1.69 ms instead of 1.54 */
 typedef __m512 Vec_avx512;
 typedef int32_t Int_avx512 __attribute__((vector_size(64)));
 #if defined(__clang__)

@@ -69,9 +69,7 @@ class RecurrentKernel:
         The output takes z's place, the state [v_heads, dv, dk] changes in place, conv_out [taps - 1, channels] is
         filled.
         """
-        status = self.library.bb_recurrent(
-            layer, tokens, qkv, z, b, a, conv_in, conv_out.ctypes.data, state
-        )
+        status = self.library.bb_recurrent(layer, tokens, qkv, z, b, a, conv_in, conv_out.ctypes.data, state)
         if status:
             raise MemoryError("no memory for the recurrent layer's scratch space")
 
@@ -106,6 +104,4 @@ def _load() -> RecurrentKernel | str:
     wanted = os.environ.get(ISA_VARIABLE) or None
     if library.bb_recurrent_select_isa(wanted.encode() if wanted else None):
         return f"{ISA_VARIABLE}={wanted}: this CPU or build does not have it"
-    return RecurrentKernel(
-        library.bb_recurrent_isa().decode(), int(library.bb_recurrent_max_taps()), library
-    )
+    return RecurrentKernel(library.bb_recurrent_isa().decode(), int(library.bb_recurrent_max_taps()), library)

@@ -193,32 +193,34 @@ static void FN(advance)(const FN(Head) *h, float *state, float *s) {
     for (; row < h->dv; row += LANES) FN(advance_vector)(h, state, row, s);
 }
 
-/* One token: a lane is a key, so that the state is read and written as it lies, once, at the speed of memory. */
-static void FN(advance_one)(const FN(Head) *h, float *state) {
+/* Token t alone: a lane is a key, so that the state is read and written as it lies, once, at the speed of memory. */
+static void FN(advance_one)(const FN(Head) *h, int64_t t, float *state) {
     enum { ROWS = 4 }; /* independent sums; dv is a multiple of 16 */
     const int64_t dk = h->dk;
-    const Vec g = VSET1(h->g[0]);
+    const float *q = h->q + t * dk, *k = h->k + t * dk;
+    float *v = h->v + t * h->dv;
+    const Vec g = VSET1(h->g[t]);
     for (int64_t row = 0; row < h->dv; row += ROWS) {
         float *s = state + row * dk;
         Vec sum[ROWS], delta[ROWS];
         for (int i = 0; i < ROWS; i++) sum[i] = VSET1(0.0f);
         for (int64_t j = 0; j < dk; j += LANES) {
-            const Vec key = FN(load)(h->k + j);
+            const Vec key = FN(load)(k + j);
             for (int i = 0; i < ROWS; i++) sum[i] = VFMA(FN(load)(s + i * dk + j), key, sum[i]);
         }
         for (int i = 0; i < ROWS; i++) {
-            delta[i] = VSET1(h->beta[0] * (h->v[row + i] - h->g[0] * FN(sum)(sum[i])));
+            delta[i] = VSET1(h->beta[t] * (v[row + i] - h->g[t] * FN(sum)(sum[i])));
             sum[i] = VSET1(0.0f);
         }
         for (int64_t j = 0; j < dk; j += LANES) {
-            const Vec key = FN(load)(h->k + j), query = FN(load)(h->q + j);
+            const Vec key = FN(load)(k + j), query = FN(load)(q + j);
             for (int i = 0; i < ROWS; i++) {
                 const Vec x = VFMA(delta[i], key, g * FN(load)(s + i * dk + j));
                 FN(store)(s + i * dk + j, x);
                 sum[i] = VFMA(x, query, sum[i]);
             }
         }
-        for (int i = 0; i < ROWS; i++) h->v[row + i] = FN(sum)(sum[i]);
+        for (int i = 0; i < ROWS; i++) v[row + i] = FN(sum)(sum[i]);
     }
 }
 
@@ -280,9 +282,10 @@ static int FN(run)(const Layer *l, const Task *task) {
                 FN(convolve)(l, task, first, n, task->qkv + l->v_offset + k_head * l->v_group + i * dv,
                              2 * keys + head * dv, dv, v);
                 FN(gates)(l, task, first, n, head, k_head * l->ba_group + i, g, beta);
-                /* By the call's tokens, not the chunk's: a last chunk of one token is one of many. */
-                if (task->tokens == 1) FN(advance_one)(&h, state);
-                else FN(advance)(&h, state, s);
+                /* By the call's tokens, not the chunk's: a last chunk of few tokens belongs to many. */
+                if (task->tokens > FEW_TOKENS) FN(advance)(&h, state, s);
+                else
+                    for (int64_t t = 0; t < n; t++) FN(advance_one)(&h, t, state);
                 FN(finish)(l, v, n, task->z + first * l->z_row + k_head * l->z_group + i * dv);
             }
         }
