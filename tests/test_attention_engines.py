@@ -323,6 +323,21 @@ def test_engines_agree() -> None:
         assert_close(partial, results[0].o.astype(np.float64), results[0].lse.astype(np.float64))
 
 
+def test_causal_edges_may_be_numpy_integers(engine: Any) -> None:
+    geometry = geometry_of(2, 1, 64, 20)
+    rng = np.random.default_rng(10)
+    page = engine.new_page(geometry)
+    engine.append(page, *random_rows(rng, geometry, 20))
+    q = random_q(rng, geometry, 2)
+    assert_same_bits(
+        *engine.attend(geometry, q, [page], np.array([7])), *engine.attend(geometry, q, [page], [7])
+    )
+
+
+def test_no_pages_give_no_partials(engine: Any) -> None:
+    assert engine.attend(geometry_of(2, 1, 64, 20), np.zeros((2, 1, 64), np.float32), []) == []
+
+
 def test_wrong_shapes_are_refused_before_memory_is_touched(engine: Any) -> None:
     geometry = geometry_of(4, 2, 64, 10)
     page = engine.new_page(geometry)

@@ -66,7 +66,9 @@ class NativeEngine:
             q,
             [page.address for page in pages],
             [page.filled for page in pages],
-            first_visible,
+            None
+            if first_visible is None
+            else [int(rows) for rows in first_visible],  # ctypes refuses numpy's
             o,
             lse,
         )

@@ -211,21 +211,17 @@ INLINE Vec_generic choose_generic(Int_generic mask, Vec_generic yes, Vec_generic
 /* The SSE rule: the second operand if either is NaN. */
 INLINE Vec_generic max_generic(Vec_generic a, Vec_generic b) { return choose_generic(a > b, a, b); }
 INLINE Vec_generic min_generic(Vec_generic a, Vec_generic b) { return choose_generic(a < b, a, b); }
-INLINE Vec_generic load_bf16_generic(const uint16_t *p) {
-    Int_generic bits = {p[0], p[1], p[2], p[3]};
-    return (Vec_generic)(bits << 16);
-}
 #define VLOAD(p) load_generic(p)
 INLINE void store_generic(float *p, Vec_generic x) { memcpy(p, &x, sizeof x); }
 #define VSTORE(p, x) store_generic(p, x)
 #define VSET1(x) ((Vec_generic){(x), (x), (x), (x)})
 #define VMAX(a, b) max_generic(a, b)
 #define VMIN(a, b) min_generic(a, b)
-#define VLOAD_BF16(p) load_bf16_generic(p)
 #if defined(__aarch64__)
 #define WIDE 4 /* 24 of 32 registers */
 #define VFMA(a, b, c) ((Vec_generic)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
 #define VLOAD_F16(p) ((Vec_generic)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))))
+#define VLOAD_BF16(p) ((Vec_generic)vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16))
 #else
 #define WIDE 2 /* 12 of 16 registers */
 #define VFMA(a, b, c) ((a) * (b) + (c))
@@ -237,7 +233,12 @@ INLINE Vec_generic load_f16_generic(const uint16_t *p) {
     Int_generic special = (bits & 0x7c00) == 0x7c00;
     return (Vec_generic)((Int_generic)scaled | (special & 0x7f800000) | ((bits & 0x8000) << 16));
 }
+INLINE Vec_generic load_bf16_generic(const uint16_t *p) {
+    Int_generic bits = {p[0], p[1], p[2], p[3]};
+    return (Vec_generic)(bits << 16);
+}
 #define VLOAD_F16(p) load_f16_generic(p)
+#define VLOAD_BF16(p) load_bf16_generic(p)
 #endif
 #include "attention_body.h"
 

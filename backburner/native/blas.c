@@ -28,6 +28,8 @@ enum { ROW_MAJOR = 101, COL_MAJOR = 102, NO_TRANS = 111 };
  * against 54 GFLOP/s and 16 rows 74 against 79). With AVX-512, for K, N = 1024, 6144, OpenBLAS, dots and packed have
  * 16 rows: 53, 114, 87; 32 rows: 95, 146, 156; 64 rows: 136, 161, 193; 256 rows: 209, 174, 241. */
 enum { FEW_ROWS_AVX512 = 24, FEW_ROWS_OTHERS = 8 };
+/* A W of this size is in the cache, where four rows side by side beat linear reads. */
+enum { CACHED_FLOATS = 1 << 16 };
 /* Shorter dot products spend their time on the sum across lanes, and panels of fewer columns are mostly padding. */
 enum { SHORTEST_DOT = 64, FEWEST_COLUMNS = 48 };
 static int few_rows = FEW_ROWS_OTHERS;

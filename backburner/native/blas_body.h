@@ -39,7 +39,7 @@ INLINE void FN(dot_tile)(const int a_rows, const int w_rows, int64_t k, float al
 /* C[m, n] = alpha A[m, k] W[n, k]^T + beta C; element (i, j) of C is c[i * ldc + j * c_step]. */
 static void FN(dots)(int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda, const float *w,
                      int64_t ldw, float beta, float *c, int64_t ldc, int64_t c_step) {
-    const int64_t wide = m == 1 ? ALONE_ROWS : 4;
+    const int64_t wide = m == 1 && n * k > CACHED_FLOATS ? ALONE_ROWS : 4;
     const int64_t tiles = (m + A_ROWS - 1) / A_ROWS; /* of A, even in size */
     for (int64_t j = 0; j < n;) {
         const int64_t w_rows = n - j >= wide ? wide : 1;
