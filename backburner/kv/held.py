@@ -84,6 +84,8 @@ class HeldPages:
             overdue = policy.overdue(table.tokens, moves.bound)
             if overdue > self._overdue_pages:
                 mover.wait_bound(moves, moves.bound + overdue - self._overdue_pages, MOVE_DEADLINE_S)
+        if mover.error is not None and not table.held:
+            return  # lost meanwhile: what was bound there is still here, too
         table.drop_to(policy.droppable(table.tokens, moves.bound))
 
     def release(self) -> None:
@@ -93,6 +95,6 @@ class HeldPages:
 
 def _lost(error: BackburnerError) -> WorkerLost:
     return WorkerLost(
-        f"The worker went away while it held part of this conversation: {error} "
+        f"The worker went away while it held part of this conversation: {str(error).rstrip('.')}. "
         "Send the request again; it will be read from the start."
     )
