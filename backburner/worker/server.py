@@ -219,7 +219,7 @@ class WorkerServer:
         self._engines = engines
         self.store = PageStore(engine, memory_bytes)
         self._serving: Peer | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `close` runs in a signal handler, maybe on top of `serve_forever`
         self._closing = threading.Event()
 
     @property
