@@ -1,4 +1,4 @@
-"""Makes MLX on a Linux CPU use NumPy's OpenBLAS, and our own products of few rows, for its fp32 matmul.
+"""Makes MLX on a Linux CPU use our matrix products, or NumPy's OpenBLAS, for its fp32 matmul.
 
 MLX's wheel bundles the reference BLAS (2.4 GFLOP/s). Of what libmlx takes, `cblas_sgemm` and `cblas_dgemm`
 matter here: `cblas_cgemm` is complex, and the LAPACK routines serve `mx.linalg`, which our models do not use.
@@ -24,7 +24,9 @@ class BlasStatus:
     reason: str
 
 
-_FORWARDED = BlasStatus(True, "fp32 products run on NumPy's OpenBLAS, those of few rows on our own kernels")
+_FORWARDED = BlasStatus(
+    True, "fp32 products run on our kernels where they are faster, else on NumPy's OpenBLAS"
+)
 
 
 def forward_blas() -> BlasStatus:
@@ -53,9 +55,7 @@ def forward_blas() -> BlasStatus:
     )
     if status:
         # The symbols are global now, so they have to work: the forwarder keeps to its baseline.
-        return BlasStatus(
-            True, f"{ISA_VARIABLE}={isa} is not available: few-row products run on the baseline"
-        )
+        return BlasStatus(True, f"{ISA_VARIABLE}={isa} is not available: our kernels keep to the baseline")
     return _FORWARDED
 
 
