@@ -22,6 +22,9 @@ app = typer.Typer(
     context_settings={"auto_envvar_prefix": "BACKBURNER", "help_option_names": ["-h", "--help"]},
 )
 
+# At the end, how long the engine may take for the step that it is in before a loopback worker is stopped under it.
+STEP_GRACE_S = 3.0
+
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 
 
@@ -136,11 +139,13 @@ def serve(
     )
     engine_thread = Engine(lambda: start_runner(parts, report), name)
     with contextlib.ExitStack() as cleanup:
+        # These run from the last to the first. A step that waits for a frozen worker ends when the worker is killed.
+        cleanup.callback(engine_thread.close)
         if loopback is not None:
             cleanup.callback(loopback.close)
         cleanup.enter_context(report)
         engine_thread.start()
-        cleanup.callback(engine_thread.close)
+        cleanup.callback(engine_thread.close, STEP_GRACE_S)
         defaults = sampling_defaults(folder)
         if temperature is not None:
             defaults["temperature"] = temperature

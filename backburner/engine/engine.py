@@ -144,13 +144,13 @@ class Engine(Generic[S]):
             error=None if alive else self._death(),
         )
 
-    def close(self) -> None:
-        """Ends the running request at its next step, fails what waits, and stops the thread."""
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Ends the running request at its next step, fails what waits, and stops the thread. May be called again."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout=10)
+            self._thread.join(timeout_s)
 
     def _death(self) -> str:
         return f"the engine has failed: {self._error}" if self._error else "the engine is not running"

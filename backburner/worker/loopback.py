@@ -13,7 +13,8 @@ from backburner.transport.tcp import connect
 
 # Importing numpy and binding a port takes 0.3 s; a cold disk may need many times that.
 START_DEADLINE_S = 60.0
-STOP_DEADLINE_S = 5.0
+# It ends at once when its pipe closes, unless it is frozen.
+STOP_DEADLINE_S = 2.0
 
 READY_PREFIX = "listening on "  # then HOST:PORT, on the worker's standard output
 
