@@ -1,1 +1,1 @@
-"""Small C for the CPU, opened with ctypes; everything in it has a numpy twin."""
+"""Small C for the CPU, opened with ctypes; everything in it has a twin in numpy or in MLX's ops."""
