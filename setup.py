@@ -8,11 +8,7 @@ setup(
         Extension(
             "backburner.native._blas",
             sources=["backburner/native/blas.c"],
-            depends=[
-                "backburner/native/blas_body.h",
-                "backburner/native/cpu.h",
-                "backburner/native/sgemm_avx512.h",
-            ],
+            depends=["backburner/native/blas_body.h", "backburner/native/cpu.h"],
             extra_compile_args=["-O3", "-std=c11"],
             optional=True,
         ),

@@ -2,7 +2,7 @@
  *
  * Opened with RTLD_GLOBAL before MLX, these symbols come first when MLX's are bound. Matrix products go to NumPy's
  * OpenBLAS. Products with few rows are memory-bound and OpenBLAS is slow there (2 rows: 7 GB/s of weights), so they are
- * done here, in blas_body.h, at the speed of memory; and with AVX-512 the linear layers of prefill in sgemm_avx512.h.
+ * done here, in blas_body.h, at the speed of memory.
  */
 #if defined(__linux__)
 #define _GNU_SOURCE
@@ -24,16 +24,15 @@
 
 enum { ROW_MAJOR = 101, COL_MAJOR = 102, NO_TRANS = 111 };
 
-/* Up to this many rows our dot products beat the packed product (AVX-512) or OpenBLAS (the others, where 8 rows are 75
- * against 54 GFLOP/s and 16 rows 74 against 79). With AVX-512, for K, N = 1024, 6144, OpenBLAS, dots and packed have
- * 16 rows: 53, 114, 87; 32 rows: 95, 146, 156; 64 rows: 136, 161, 193; 256 rows: 209, 174, 241. */
-enum { FEW_ROWS_AVX512 = 24, FEW_ROWS_OTHERS = 8 };
+/* Up to this many rows our dot products beat OpenBLAS, in GFLOP/s for K, N = 1024, 6144 with AVX-512: 16 rows 114 against
+ * 53, 32 rows 146 against 95, 64 rows 161 against 136, 256 rows 174 against 209. With AVX2 8 rows are 75 against 54 and
+ * 16 rows 74 against 79. */
+enum { FEW_ROWS_AVX512 = 64, FEW_ROWS_OTHERS = 8 };
 /* A W of this size is in the cache, where four rows side by side beat linear reads. */
 enum { CACHED_FLOATS = 1 << 16 };
-/* Shorter dot products spend their time on the sum across lanes, and panels of fewer columns are mostly padding. */
-enum { SHORTEST_DOT = 64, FEWEST_COLUMNS = 48 };
+/* Shorter dot products spend their time on the sum across lanes. */
+enum { SHORTEST_DOT = 64 };
 static int few_rows = FEW_ROWS_OTHERS;
-static int packs; /* whether the CPU has the packed product */
 
 /* OpenBLAS with 64-bit integers, as NumPy's wheels have it. */
 typedef void (*Sgemm64)(int, int, int, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *, int64_t,
@@ -44,7 +43,6 @@ static Sgemm64 sgemm64;
 static Dgemm64 dgemm64;
 
 #define UNROLL _Pragma("GCC unroll 8")
-#define UNROLL16 _Pragma("GCC unroll 16")
 #define JOIN2(a, b) a##_##b
 #define JOIN(a, b) JOIN2(a, b)
 #define FN(name) JOIN(name, ISA)
@@ -72,7 +70,6 @@ typedef __m512 Vec_avx512;
 #define VFMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define VSUM(x) _mm512_reduce_add_ps(x)
 #include "blas_body.h"
-#include "sgemm_avx512.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
@@ -140,16 +137,16 @@ EXPORT int bb_blas_start(Sgemm64 sgemm, Dgemm64 dgemm, const char *isa) {
     dgemm64 = dgemm;
 #if defined(__x86_64__)
     if ((!isa || !strcmp(isa, "avx512")) && cpu_level() >= CPU_AVX512) {
-        dots = dots_avx512, axpys = axpys_avx512, few_rows = FEW_ROWS_AVX512, packs = 1;
+        dots = dots_avx512, axpys = axpys_avx512, few_rows = FEW_ROWS_AVX512;
         return 0;
     }
     if ((!isa || !strcmp(isa, "avx2")) && cpu_level() >= CPU_AVX2) {
-        dots = dots_avx2, axpys = axpys_avx2, few_rows = FEW_ROWS_OTHERS, packs = 0;
+        dots = dots_avx2, axpys = axpys_avx2, few_rows = FEW_ROWS_OTHERS;
         return 0;
     }
 #endif
     if (isa && strcmp(isa, "generic")) return -1;
-    dots = dots_generic, axpys = axpys_generic, few_rows = FEW_ROWS_OTHERS, packs = 0;
+    dots = dots_generic, axpys = axpys_generic, few_rows = FEW_ROWS_OTHERS;
     return 0;
 }
 
@@ -166,12 +163,6 @@ EXPORT void cblas_sgemm(int layout, int trans_a, int trans_b, int m, int n, int 
             dots(rows, columns, k, alpha, left, left_ld, right, right_ld, beta, c, ldc, 1);
             return;
         }
-#if defined(__x86_64__)
-        if (packs && rows > few_rows && a_rows && !b_rows && columns >= FEWEST_COLUMNS) {
-            sgemm_avx512(rows, columns, k, alpha, left, left_ld, right, right_ld, beta, c, ldc);
-            return;
-        }
-#endif
         /* A row times a matrix. */
         if (rows == 1 && b_rows) {
             axpys(columns, k, alpha, left, a_rows ? 1 : left_ld, right, right_ld, beta, c);
