@@ -10,7 +10,7 @@ import psutil
 from backburner import __version__
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.engine.request import WorkerStatus
-from backburner.errors import BackburnerError, ConfigError, Mismatch, TransportError
+from backburner.errors import BackburnerError, Mismatch
 from backburner.kv.held import OVERDUE_PAGES, HeldPages
 from backburner.kv.mover import PageMover
 from backburner.kv.residency import Residency
@@ -95,7 +95,7 @@ class WorkerLink:
         self.welcome = greet(link, self._geometry, self._layers, self._fingerprint, self._engine.name)
         try:
             self.speed: LinkSpeed = link.measure()
-        except TransportError:
+        except BackburnerError:
             link.close()
             raise
         self._link = link
@@ -105,18 +105,16 @@ class WorkerLink:
     @property
     def lost(self) -> str | None:
         """Why the worker cannot be used now, or None."""
-        if self._lost is None and self._mover.error is not None:
-            self._lost = str(self._mover.error)
-        if self._lost is None and not self._link.alive:
-            self._lost = "the link is closed"
-        return self._lost
+        # Nothing is remembered here: /health asks from another thread, maybe while a new link replaces the old.
+        error = self._mover.error
+        return self._lost or (str(error) if error else None if self._link.alive else "the link is closed")
 
     def new_sequence(self) -> HeldPages | None:
         """A holder for a new sequence's old pages, or None when the worker is lost and does not answer now."""
+        self.held_pages = 0
         if self.lost is not None and not self._try_again():
             return None
         self._next_sequence += 1
-        self.held_pages = 0
         return HeldPages(self._link, self._mover, self._residency, self._next_sequence, self._overdue_pages)
 
     def _try_again(self) -> bool:
@@ -126,8 +124,9 @@ class WorkerLink:
         self._link.close()
         try:
             self._open()
-        except (TransportError, ConfigError, BackburnerError) as e:
+        except BackburnerError as e:
             self._lost = str(e)
+            self._tried_at = time.monotonic()  # an attempt may itself take longer than the interval
             log.warning("the worker at %s is still away, going on alone: %s", self.address, e)
             return False
         log.info("the worker at %s is back", self.address)

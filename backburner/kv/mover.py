@@ -66,7 +66,8 @@ class PageMover:
         """Queues the sequence's next full page: (layer, page) for each attention layer."""
         with self._changed:
             moves.keys.append(key)
-            self._jobs.append((moves, len(moves.keys) - 1, list(layers)))
+            if self.error is None:
+                self._jobs.append((moves, len(moves.keys) - 1, list(layers)))
             self._changed.notify_all()
 
     def wait_bound(self, moves: Moves, count: int, timeout_s: float) -> bool:
@@ -181,6 +182,7 @@ class PageMover:
     def _fail(self, error: TransportError) -> None:
         with self._changed:
             self.error = error
+            self._jobs.clear()  # they hold pages, whose sequence may be gone long before the next link
             self._changed.notify_all()
         if not self._closing:
             log.warning("the worker is lost: %s", error)
