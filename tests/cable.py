@@ -1,0 +1,107 @@
+"""A small TCP proxy between host and worker that cuts, stalls or damages the stream at a chosen byte."""
+
+import contextlib
+import socket
+import threading
+from dataclasses import dataclass
+from typing import Literal
+
+from backburner.transport.frames import HEADER, HEADER_BYTES
+
+Direction = Literal["up", "down"]  # from host to worker, and back
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to the stream of one direction when `at` bytes have passed."""
+
+    kind: Literal["cut", "stall", "flip"]
+    direction: Direction
+    at: int
+    bit: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.direction}-{self.at}" + (f".{self.bit}" if self.kind == "flip" else "")
+
+
+class Cable:
+    """One connection at a time to `port`, through a port of its own. The first connection has the fault."""
+
+    def __init__(self, port: int, fault: Fault | None = None) -> None:
+        self._target = port
+        self._fault = fault
+        self.passed = {"up": bytearray(), "down": bytearray()}  # of the first connection, for choosing faults
+        self._first = True
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._sockets: list[socket.socket] = [self._listener]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def faulty(self) -> bool:
+        return self._fault is not None
+
+    def heal(self) -> None:
+        """From now on nothing happens to connections that are made."""
+        self._fault = None
+
+    def close(self) -> None:
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                host, _ = self._listener.accept()
+                worker = socket.create_connection(("127.0.0.1", self._target))
+                for sock in (host, worker):
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self._sockets.append(sock)
+                record, self._first = self._first, False
+                for direction, source, sink in (("up", host, worker), ("down", worker, host)):
+                    threading.Thread(
+                        target=self._pump, args=(direction, source, sink, self._fault, record), daemon=True
+                    ).start()
+
+    def _pump(
+        self, direction: str, source: socket.socket, sink: socket.socket, fault: Fault | None, record: bool
+    ) -> None:
+        count = 0
+        stalled = False
+        fault = fault if fault is not None and fault.direction == direction else None
+        with contextlib.suppress(OSError):
+            while data := source.recv(2**16):
+                if stalled:
+                    continue
+                if fault is not None and count <= fault.at < count + len(data):
+                    place = fault.at - count
+                    if fault.kind == "flip":
+                        changed = bytearray(data)
+                        changed[place] ^= 1 << fault.bit
+                        data = bytes(changed)
+                    else:
+                        sink.sendall(data[:place])
+                        if fault.kind == "cut":
+                            break
+                        stalled = True
+                        continue
+                sink.sendall(data)
+                count += len(data)
+                if record:
+                    self.passed[direction] += data
+        for sock in (source, sink):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def frames(stream: bytes | bytearray) -> list[tuple[int, int, int, int]]:
+    """(kind, start, where the body starts, end) of each frame in a recorded stream."""
+    found, at = [], 0
+    while at + HEADER_BYTES <= len(stream):
+        _, _, kind, _, _, meta_len, body_len, _ = HEADER.unpack_from(stream, at)
+        body = at + HEADER_BYTES + meta_len
+        found.append((kind, at, body, body + body_len))
+        at = body + body_len
+    return found
