@@ -41,7 +41,9 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "backburner", *arguments]
 
 
-def run(*arguments: str, timeout_s: float = 60.0, **extra: str) -> "subprocess.CompletedProcess[str]":
+def run(
+    *arguments: str, timeout_s: float = 60.0, cwd: Path = ROOT, **extra: str
+) -> "subprocess.CompletedProcess[str]":
     """A command that is expected to end by itself."""
     return subprocess.run(
         command(*arguments),
@@ -49,6 +51,7 @@ def run(*arguments: str, timeout_s: float = 60.0, **extra: str) -> "subprocess.C
         text=True,
         timeout=timeout_s,
         env=environment(**extra),
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
     )
 
@@ -67,7 +70,7 @@ def until(
 class Process:
     """A running command whose output goes to a file, so that no pipe can fill up and block it."""
 
-    def __init__(self, arguments: Sequence[str], **extra: str) -> None:
+    def __init__(self, arguments: Sequence[str], cwd: Path = ROOT, **extra: str) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._popen = subprocess.Popen(
             command(*arguments),
@@ -75,6 +78,7 @@ class Process:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env=environment(**extra),
+            cwd=cwd,  # `python -m` looks there first
             # A Ctrl-C meant for pytest must not reach it, or the logs would show an end that no test made.
             start_new_session=True,
         )
@@ -147,8 +151,8 @@ class Server(Process):
 
 
 @contextmanager
-def serve(*arguments: str, **extra: str) -> Iterator[Server]:
-    server = Server(["serve", "--port", "0", *arguments], **extra)
+def serve(*arguments: str, cwd: Path = ROOT, **extra: str) -> Iterator[Server]:
+    server = Server(["serve", "--port", "0", *arguments], cwd, **extra)
     try:
         server.wait_until_ready()
         yield server
