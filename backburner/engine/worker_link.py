@@ -22,10 +22,21 @@ log = logging.getLogger("backburner.engine")
 # A lost worker is tried again at the start of a request, but not more often than this.
 RETRY_INTERVAL_S = 5.0
 
+# What a request waits for a lost worker's greeting. One that is there answers in milliseconds; a frozen one still
+# accepts connections, and each request would wait for it.
+RETRY_GREETING_S = 2.0
+
 Connect = Callable[[], Link]  # raises TransportError or ConfigError
 
 
-def greet(link: Link, geometry: Geometry, layers: Sequence[int], fingerprint: bytes, engine: str) -> Welcome:
+def greet(
+    link: Link,
+    geometry: Geometry,
+    layers: Sequence[int],
+    fingerprint: bytes,
+    engine: str,
+    timeout_s: float | None = None,
+) -> Welcome:
     """Says Hello and checks the Welcome. Raises Mismatch, WorkerBusy or TransportError, with the link closed."""
     hello = Hello(
         protocol=PROTOCOL_VERSION,
@@ -44,7 +55,7 @@ def greet(link: Link, geometry: Geometry, layers: Sequence[int], fingerprint: by
         engine=engine,
     )
     try:
-        welcome = link.exchange(hello)
+        welcome = link.exchange(hello, timeout_s)
         if welcome.protocol != PROTOCOL_VERSION:
             raise Mismatch(
                 f"the worker {welcome.name} ({welcome.software}) speaks protocol {welcome.protocol}, "
@@ -89,10 +100,12 @@ class WorkerLink:
         self.held_pages = 0  # (page, layer) pairs that the running or last sequence has given away
         self._open()
 
-    def _open(self) -> None:
+    def _open(self, greeting_s: float | None = None) -> None:
         self._tried_at = time.monotonic()
         link = self._connect()
-        self.welcome = greet(link, self._geometry, self._layers, self._fingerprint, self._engine.name)
+        self.welcome = greet(
+            link, self._geometry, self._layers, self._fingerprint, self._engine.name, greeting_s
+        )
         try:
             self.speed: LinkSpeed = link.measure()
         except BackburnerError:
@@ -123,7 +136,7 @@ class WorkerLink:
         self._mover.close()
         self._link.close()
         try:
-            self._open()
+            self._open(RETRY_GREETING_S)
         except BackburnerError as e:
             self._lost = str(e)
             self._tried_at = time.monotonic()  # an attempt may itself take longer than the interval

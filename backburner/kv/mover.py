@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backburner.attention.engine import AttentionEngine, Geometry
-from backburner.errors import BackburnerError, OutOfBudget, RemoteError, TransportError
+from backburner.errors import BackburnerError, LinkTimeout, OutOfBudget, RemoteError, TransportError
 from backburner.transport.link import Link
 from backburner.transport.messages import Bind, Have, PageAck, PutPage, Release, Stats, StatsReply
 
@@ -71,11 +71,24 @@ class PageMover:
             self._changed.notify_all()
 
     def wait_bound(self, moves: Moves, count: int, timeout_s: float) -> bool:
-        """Waits until `count` leading pages are bound. False when the deadline, a refusal or a lost link came first."""
+        """Waits until `count` leading pages are bound. False when the deadline, a refusal or a lost link came first.
+
+        Whoever waits here asks the worker nothing meanwhile, so that it has only pieces to answer: when it is silent
+        for as long as the link allows a reply, it is gone.
+        """
+        begun = time.monotonic()
+        deadline = begun + timeout_s
         with self._changed:
-            self._changed.wait_for(
-                lambda: moves.bound >= count or moves.refused is not None or self.error is not None, timeout_s
-            )
+            while moves.bound < count and moves.refused is None and self.error is None:
+                now = time.monotonic()
+                silent = max(begun, self._last_contact) + self._link.timeout_s
+                if now >= silent:
+                    self._fail(LinkTimeout(f"{self._link.peer} has stopped taking pages."))
+                    self._link.close()  # wakes the mover's thread
+                elif now >= deadline:
+                    break
+                else:
+                    self._changed.wait(min(silent, deadline) - now)
             return moves.bound >= count
 
     def release(self, moves: Moves) -> None:
@@ -97,7 +110,7 @@ class PageMover:
                 moves, index, layers = job
                 try:
                     if index < 0:
-                        self._link.exchange(Release(moves.sequence), MOVE_DEADLINE_S)
+                        self._exchange(Release(moves.sequence))
                     elif not moves.ended and moves.refused is None:
                         self._move(moves, index, layers)
                 except RemoteError as e:
@@ -127,19 +140,23 @@ class PageMover:
             self._ask_stats()
 
     def _ask_stats(self) -> None:
-        self.stats = self._link.exchange(Stats(), MOVE_DEADLINE_S)
+        self.stats = self._exchange(Stats())
+
+    def _exchange(self, request: Any) -> Any:
+        reply = self._link.exchange(request, MOVE_DEADLINE_S)
         self._last_contact = time.monotonic()
+        return reply
 
     def _move(self, moves: Moves, index: int, layers: list[tuple[int, Any]]) -> None:
         key = moves.keys[index]
-        if self._link.exchange(Have((key,)), MOVE_DEADLINE_S).bitmap[0] & 1:
+        if self._exchange(Have((key,))).bitmap[0] & 1:
             self.found_pages += len(layers)
         else:
             for layer, page in layers:
                 self._send(key, layer, page)
                 self.moved_pages += 1
         # Bound at once, not when the host drops it: what is bound cannot be evicted for another page.
-        self._link.exchange(Bind(moves.sequence, tuple(moves.keys[: index + 1])), MOVE_DEADLINE_S)
+        self._exchange(Bind(moves.sequence, tuple(moves.keys[: index + 1])))
         with self._changed:
             moves.bound = index + 1
             self._changed.notify_all()
@@ -166,7 +183,9 @@ class PageMover:
     def _acknowledged(self, tags: deque[int], refusal: RemoteError | None) -> tuple[Any, RemoteError | None]:
         """Waits for the oldest piece. The first refusal counts; the pieces behind it fail for want of it."""
         try:
-            return self._link.wait(tags.popleft(), MOVE_DEADLINE_S), refusal
+            ack = self._link.wait(tags.popleft(), MOVE_DEADLINE_S)
+            self._last_contact = time.monotonic()
+            return ack, refusal
         except RemoteError as e:
             return None, refusal or e
 
@@ -181,6 +200,8 @@ class PageMover:
 
     def _fail(self, error: TransportError) -> None:
         with self._changed:
+            if self.error is not None:
+                return  # what came first is the reason
             self.error = error
             self._jobs.clear()  # they hold pages, whose sequence may be gone long before the next link
             self._changed.notify_all()
