@@ -9,7 +9,6 @@ import pytest
 from backburner.engine import worker_link
 from backburner.engine.runner import ModelRunner
 from backburner.errors import RemoteError, TransportError, WorkerLost
-from backburner.kv import held, mover
 from backburner.transport import link as link_module
 from backburner.transport.link import Link
 from backburner.transport.messages import Kind
@@ -26,7 +25,6 @@ SIZES = {"page_tokens": 32, "window_tokens": 64}
 
 # A stalled link is found after this long; anything that takes much longer hangs.
 TIMEOUT_S = 0.5
-MOVE_TIMEOUT_S = 1.0
 # Links without a fault get longer, so that a busy machine is not taken for one.
 HEALTHY_TIMEOUT_S = 10.0
 HANGS_S = 20.0
@@ -59,8 +57,6 @@ def short_waits() -> Iterator[None]:
 
 
 def _shorten(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (mover, held):
-        monkeypatch.setattr(module, "MOVE_DEADLINE_S", MOVE_TIMEOUT_S)
     monkeypatch.setattr(worker_link, "RETRY_INTERVAL_S", 0.0)
     # Measuring the link is most of its bytes otherwise.
     monkeypatch.setattr(link_module, "PROBE_PINGS", 4)
