@@ -156,7 +156,7 @@ def run(x: Block, *, shift: int = 0, empty_rows: bool = False) -> tuple[np.ndarr
         x.tokens,
         *(y.ctypes.data for y in (qkv, z, b, a)),
         None if empty_rows else rows.ctypes.data,
-        rows_out,
+        rows_out.ctypes.data,
         state.ctypes.data,
     )
     return z, state, rows_out

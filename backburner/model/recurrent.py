@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 from mlx_lm.models.qwen3_5 import GatedDeltaNet
 from mlx_lm.models.qwen3_next import Qwen3NextGatedDeltaNet
 
-from backburner.model.paged import to_numpy
 from backburner.native.recurrent import HEAD_DIM_MULTIPLE, CLayer, RecurrentKernel, load_recurrent
 
 FLOAT_BYTES = 4
@@ -52,11 +52,27 @@ def _own_copies() -> bool:
     mx.eval(kept)
     owned = own(kept)
     mx.eval(owned)
-    return bool(to_numpy(owned).ctypes.data != to_numpy(kept).ctypes.data)
+    return _address(owned) != _address(kept)
+
+
+def _address(x: Any) -> int:
+    """Where an evaluated array's values are. numpy's `ctypes.data` takes 5 us when it is not in the cache, this 1."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(x))
+
+
+def _in_order(x: Any) -> mx.array:
+    """An evaluated x with its values in the order of its axes: itself, or a copy."""
+    if memoryview(x).c_contiguous:
+        return x
+    x = mx.contiguous(x)
+    mx.eval(x)
+    return x
 
 
 class _NativeLayer:
     """What both of mlx-lm's classes get in front of their own `__call__`."""
+
+    _made_plan: _Plan | None = None
 
     def __call__(self, inputs: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         layer: Any = self
@@ -72,19 +88,17 @@ class _NativeLayer:
         cache[1] = mx.zeros((1, v_heads, dv, dk)) if state is None else own(state)
         del state
         mx.eval(*projected, cache[1], *(() if conv is None else (conv,)))
-        if not to_numpy(cache[1]).flags.c_contiguous:
-            cache[1] = mx.contiguous(cache[1])
-            mx.eval(cache[1])
-
-        conv_in = None if conv is None else np.ascontiguousarray(to_numpy(conv), np.float32)
+        cache[1] = _in_order(cache[1])
+        if conv is not None:
+            conv = _in_order(conv)
         conv_out = np.empty((1, layer.conv_kernel_size - 1, layer.conv_dim), np.float32)
         plan.kernel.run(
             plan.layer,
             T,
             *layer._addresses(projected),
-            None if conv_in is None else conv_in.ctypes.data,
-            conv_out,
-            to_numpy(cache[1]).ctypes.data,
+            None if conv is None else _address(conv),
+            _address(conv_out),
+            _address(cache[1]),
         )
         cache[0] = mx.array(conv_out)
         cache.advance(T)
@@ -93,9 +107,10 @@ class _NativeLayer:
     def _plan(self) -> _Plan | None:
         """The plan, made anew when a parameter was replaced; None if the C part cannot run this layer."""
         layer: Any = self
-        plan: _Plan | None = layer.__dict__.get("_native_plan")
-        parameters = (layer.conv1d.weight, layer.A_log, layer.dt_bias, layer.norm.weight)
-        if plan is not None and all(a is b for a, b in zip(plan.made_of, parameters, strict=True)):
+        plan = self._made_plan
+        # As items: a module's parameters are the slowest kind of attribute, and this runs for each layer of a token.
+        parameters = (layer["conv1d"]["weight"], layer["A_log"], layer["dt_bias"], layer["norm"]["weight"])
+        if plan is not None and all(map(operator.is_, plan.made_of, parameters)):
             return plan
         kernel = load_recurrent()
         if (
@@ -125,9 +140,8 @@ class _NativeLayer:
             norm=norm.ctypes.data,
             **layer._places(),
         )
-        plan = _Plan(kernel, ctypes.pointer(c_layer), parameters, memory)
-        layer.__dict__["_native_plan"] = plan
-        return plan
+        self._made_plan = _Plan(kernel, ctypes.pointer(c_layer), parameters, memory)
+        return self._made_plan
 
 
 def _is_plain(inputs: mx.array, cache: Any) -> bool:
@@ -140,7 +154,7 @@ def _is_plain(inputs: mx.array, cache: Any) -> bool:
         and cache is not None
         and cache.lengths is None
         and cache.left_padding is None
-        and (cache[1] is None or cache[1].dtype == mx.float32)
+        and all(x is None or x.dtype == mx.float32 for x in (cache[0], cache[1]))
     )
 
 
@@ -156,7 +170,7 @@ class NativeGatedDeltaNet(_NativeLayer, GatedDeltaNet):
         )
 
     def _addresses(self, projected: tuple[mx.array, ...]) -> tuple[int, ...]:
-        return tuple(to_numpy(x).ctypes.data for x in projected)
+        return tuple(map(_address, projected))
 
     def _output(self, projected: tuple[mx.array, ...]) -> mx.array:
         return projected[1]
@@ -183,7 +197,7 @@ class NativeQwen3NextGatedDeltaNet(_NativeLayer, Qwen3NextGatedDeltaNet):
         return self.in_proj_qkvz(inputs), self.in_proj_ba(inputs)
 
     def _addresses(self, projected: tuple[mx.array, ...]) -> tuple[int, ...]:
-        qkvz, ba = (to_numpy(x).ctypes.data for x in projected)
+        qkvz, ba = map(_address, projected)
         group = self.num_v_heads // self.num_k_heads
         return qkvz, qkvz + FLOAT_BYTES * self._z_offset(), ba, ba + FLOAT_BYTES * group
 

@@ -7,12 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from backburner.native.kernels import ISA_VARIABLE
-
-Floats = npt.NDArray[np.float32]
 
 # Heads are read a vector at a time, the widest of which has 16 floats.
 HEAD_DIM_MULTIPLE = 16
@@ -61,7 +56,7 @@ class RecurrentKernel:
         b: int,
         a: int,
         conv_in: int | None,
-        conv_out: Floats,
+        conv_out: int,
         state: int,
     ) -> None:
         """Runs tokens through a layer (a pointer to CLayer). Addresses are of fp32 values, laid out as it says.
@@ -69,7 +64,7 @@ class RecurrentKernel:
         The output takes z's place, the state [v_heads, dv, dk] changes in place, conv_out [taps - 1, channels] is
         filled.
         """
-        status = self.library.bb_recurrent(layer, tokens, qkv, z, b, a, conv_in, conv_out.ctypes.data, state)
+        status = self.library.bb_recurrent(layer, tokens, qkv, z, b, a, conv_in, conv_out, state)
         if status:
             raise MemoryError("no memory for the recurrent layer's scratch space")
 
