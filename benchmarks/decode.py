@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from harness import core_limits, fair_environment, finish, pin, usable_cores
+from models import write_small
 
 from backburner.attention.select import make_engine
 from backburner.engine.request import GenerationRequest
@@ -26,8 +28,6 @@ from backburner.kv.residency import Residency
 from backburner.model.load import load, read_tokenizer
 from backburner.transport.messages import Stats
 from backburner.worker.loopback import LoopbackWorker
-from benchmarks.harness import core_limits, finish, pin, usable_cores
-from benchmarks.models import write_small
 
 PAGE_TOKENS = 4096
 
@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=262_144, help="old positions (a multiple of 8,192)")
     parser.add_argument("--tokens", type=int, default=40, help="tokens timed on each side")
     args = parser.parse_args()
+    fair_environment()
 
     cores = usable_cores()
     pin(cores[0])

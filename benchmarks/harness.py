@@ -3,14 +3,28 @@
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-BANDWIDTH_BYTES = 256 * 2**20  # well beyond the last-level cache
-GEMM_SHAPE = (256, 1024, 4096)  # M, K, N: a ubatch through a projection
+from backburner.native.kernels import load_kernels
+
+READ_BYTES = 256 * 2**20  # far beyond any cache
+GEMM_SHAPE = (256, 1024, 4096)  # M, K, N: a ubatch through a linear layer
+
+
+# Set on some shared machines to hold OpenBLAS to an older core's kernels: 122 GFLOP/s where 209 are possible.
+PINNED_KERNELS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+
+
+def fair_environment() -> None:
+    """Starts this script again, if need be, with one BLAS thread and the kernels that fit the core. Call it first."""
+    wanted = {k: v for k, v in os.environ.items() if k not in PINNED_KERNELS} | {"OPENBLAS_NUM_THREADS": "1"}
+    if wanted != dict(os.environ):
+        os.execve(sys.executable, [*sys.orig_argv], wanted)
 
 
 def usable_cores() -> list[int]:
@@ -34,13 +48,18 @@ def median_s(run: Callable[[], object], rounds: int) -> float:
     return statistics.median(times)
 
 
+def read_buffer() -> Callable[[], object]:
+    """Reads READ_BYTES of memory once, as fast as the core can."""
+    words = np.ones(READ_BYTES // 8, np.uint64)
+    kernels = load_kernels()
+    return (lambda: kernels.read(words)) if kernels else words.max
+
+
 def core_limits() -> tuple[float, float]:
-    """This core's read bandwidth in bytes/s and its fp32 matrix product rate in FLOP/s, through NumPy."""
-    buffer = np.ones(BANDWIDTH_BYTES // 4, np.float32)
-    read_s = min(median_s(buffer.max, 5), median_s(lambda: buffer.dot(buffer), 5) / 1.0)
+    """This core's read bandwidth in bytes/s and its fp32 matrix product rate (NumPy's OpenBLAS) in FLOP/s."""
     m, k, n = GEMM_SHAPE
-    a, b = np.ones((m, k), np.float32), np.ones((k, n), np.float32)
-    return buffer.nbytes / read_s, 2 * m * k * n / median_s(lambda: a @ b, 5)
+    a, b = np.ones((m, k), np.float32), np.ones((n, k), np.float32)
+    return READ_BYTES / median_s(read_buffer(), 7), 2 * m * k * n / median_s(lambda: a @ b.T, 7)
 
 
 def finish(result: dict[str, Any], as_json: bool) -> None:

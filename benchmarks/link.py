@@ -24,6 +24,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
+from harness import pin, usable_cores
 
 from backburner.errors import LinkClosed
 from backburner.transport import messages as m
@@ -37,16 +38,6 @@ PING = m.Ping(echo=True, payload=np.zeros(PROBE_BYTES, np.uint8))
 BULK = m.Ping(echo=False, payload=np.zeros(BULK_BYTES, np.uint8))
 ROWS = np.zeros((4, BULK_BYTES // (2 * 2 * 4 * 256), 256), np.float16)
 PUT = m.PutPage(bytes(16), 0, 0, ROWS, ROWS)
-
-
-def usable_cores() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
-
-
-def pin(core: int) -> None:
-    """Keeps this process on one core, where the system can."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {core})
 
 
 def serve_link(channel: SocketChannel) -> None:

@@ -6,11 +6,6 @@ Decode: q [24, 1, 256] on K, V [4, 16384, 256] in four pages. Prefill: q [24, 25
 Read bandwidth and sgemm rate are measured in the same rounds, since other work on the machine changes both.
 """
 
-import os
-
-# One OpenBLAS thread, as the engines have one; it has to be said before numpy is imported.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 import argparse
 import json
 import statistics
@@ -20,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from harness import GEMM_SHAPE, READ_BYTES, fair_environment, pin, read_buffer, usable_cores
 
 from backburner.attention.engine import Geometry
 from backburner.attention.select import make_engine
@@ -35,8 +31,6 @@ SUBJECTS = (
     ("numpy", "float32"),
     ("mlx", "float32"),
 )
-READ_BYTES = 256 << 20  # far beyond any cache
-SGEMM_SHAPE = (256, 1024, 4096)  # m, k, n: a ubatch through a linear layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,8 @@ def main() -> None:
     parser.add_argument("--core", type=int, help="the core to run on (default: the last one allowed)")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     arguments = parser.parse_args()
-    pin(arguments.core)
+    fair_environment()
+    pin(usable_cores()[-1] if arguments.core is None else arguments.core)
     blas = forward_blas()
     yardsticks = prepare_yardsticks()
     subjects, missing = prepare_subjects()
@@ -82,9 +77,6 @@ def main() -> None:
     kernels = load_kernels()
     isa = kernels.isa if kernels else "none"
     print(f"one core, medians of {arguments.rounds} rounds; kernels: {isa}; MLX: {blas.reason}")
-    core_type = os.environ.get("OPENBLAS_CORETYPE")
-    if core_type:
-        print(f"note: OPENBLAS_CORETYPE={core_type} is set, which may hold sgemm below what the core can do")
     results = []
     for tokens, rounds in ((1, arguments.rounds), (PREFILL_TOKENS, max(3, arguments.rounds // 3))):
         chosen = {name: task for name, task in subjects.items() if name[2] == tokens}
@@ -95,19 +87,12 @@ def main() -> None:
         print(json.dumps(output | {"results": [asdict(result) for result in results]}))
 
 
-def pin(core: int | None) -> None:
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0)) if core is None else core})
-
-
 def prepare_yardsticks() -> dict[Name, Callable[[], Any]]:
     rng = np.random.default_rng(0)
-    kernels = load_kernels()
-    words = np.ones(READ_BYTES // 8, np.uint64)
-    m, k, n = SGEMM_SHAPE
+    m, k, n = GEMM_SHAPE
     x, w = rng.random((m, k), np.float32), rng.random((n, k), np.float32)
     return {
-        READ: (lambda: kernels.read(words)) if kernels else (lambda: words.max()),
+        READ: read_buffer(),
         SGEMM: lambda: x @ w.T,
     }
 
@@ -160,7 +145,7 @@ def run_rounds(tasks: dict[Name, Callable[[], Any]], rounds: int) -> dict[Name, 
 def summarise(seconds: dict[Name, list[float]], tokens: int) -> Result:
     median = {name: statistics.median(values) for name, values in seconds.items()}
     read_bytes_per_s = READ_BYTES / median.pop(READ)
-    m, k, n = SGEMM_SHAPE
+    m, k, n = GEMM_SHAPE
     sgemm_flop_per_s = 2 * m * k * n / median.pop(SGEMM)
     positions = PAGE_TOKENS * (PAGES if tokens == 1 else 1)
     flop = 4 * Q_HEADS * tokens * positions * HEAD_DIM

@@ -8,7 +8,6 @@ of 512 tokens to the first token, then 24 more. Greedy in fp32, so the tokens mu
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -81,7 +80,7 @@ def side(name: str, folder: Path) -> None:
 
 class Side:
     def __init__(self, name: str, folder: Path) -> None:
-        command = [sys.executable, "-m", "benchmarks.peer", "--side", name, "--folder", str(folder)]
+        command = [sys.executable, __file__, "--side", name, "--folder", str(folder)]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.run(WARM_UP_TOKENS)
 
@@ -111,10 +110,10 @@ def main() -> None:
         side(args.side, args.folder)
         return
 
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    from benchmarks.harness import core_limits, finish, pin, usable_cores
-    from benchmarks.models import write_small
+    from harness import core_limits, fair_environment, finish, pin, usable_cores
+    from models import write_small
 
+    fair_environment()
     pin(usable_cores()[0])
     bandwidth, flops = core_limits()
     with tempfile.TemporaryDirectory() as temporary:
