@@ -83,7 +83,7 @@ def main() -> None:
         results.append(summarise(run_rounds(yardsticks | chosen, rounds), tokens))
         print_table(results[-1])
     if arguments.json:
-        output = {"benchmark": "page", "rounds": arguments.rounds, "isa": isa, "openblas_coretype": core_type}
+        output = {"benchmark": "page", "rounds": arguments.rounds, "isa": isa}
         print(json.dumps(output | {"results": [asdict(result) for result in results]}))
 
 
