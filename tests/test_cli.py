@@ -3,6 +3,8 @@
 import json
 import re
 import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,10 @@ ESCAPE = "\x1b"
 
 def refused(*arguments: str, **extra: str) -> str:
     """The one line that a bad command gives."""
-    done = run(*arguments, **extra)
+    return refusal(run(*arguments, **extra))
+
+
+def refusal(done: "subprocess.CompletedProcess[str]") -> str:
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -25,49 +30,57 @@ def refused(*arguments: str, **extra: str) -> str:
     return line
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--device", "floppy"], "'floppy' is not one of none, loopback, tcp://HOST:PORT"),
-        (["--device", "usb"], "usb is not there yet"),
-        (["--device", "tcp://"], "is not HOST:PORT"),
-        (["--device", "tcp://127.0.0.1:70000"], "is not HOST:PORT"),
-        (["--device", "tcp://192.0.2.1:50060"], "there is no pairing yet"),
-        (["--device", "loopback", "--worker-memory", "lots"], "'lots' is not an amount of memory"),
-        (["--window-tokens", "32"], "--window-tokens 32 is smaller than a page"),
-        (["--window-tokens", "0"], "--window-tokens 0 is smaller than a page"),
-        (["--page-tokens", "0"], "--page-tokens 0 must be from 16 to 65,536"),
-        (["--ctx-size", "0"], "--ctx-size 0 must be at least 1"),
-        (["--max-tokens", "-1"], "--max-tokens -1 must be at least 1"),
-        (["--temperature", "-0.5"], "--temperature -0.5 must be from 0 to 2"),
-        (["--temperature", "nan"], "--temperature nan must be from 0 to 2"),
-        (["--engine", "steam"], "unknown attention engine 'steam'; choose one of auto, native, numpy, mlx"),
-        (["--model", "/no/such/folder"], "no such folder"),
-        (["--chat-template-kwargs", "{"], "--chat-template-kwargs is not JSON"),
-        (["--chat-template-kwargs", "[1]"], "must be a JSON object"),
-        (["--log-level", "loud"], "'loud' is not one of debug, info, warning, error"),
-        (["--port", "70000"], "70000 is not a port"),
-        (["--host", "no.such.host.invalid"], "check --host and --port"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_serve_refuses_a_bad_flag_in_one_line(arguments: list[str], says: str) -> None:
-    assert says in refused("serve", "--port", "0", *arguments)
+BAD_FLAGS = [
+    (["serve", "--device", "floppy"], "'floppy' is not one of none, loopback, tcp://HOST:PORT"),
+    (["serve", "--device", "usb"], "usb is not there yet"),
+    (["serve", "--device", "tcp://"], "is not HOST:PORT"),
+    (["serve", "--device", "tcp://127.0.0.1:70000"], "is not HOST:PORT"),
+    (["serve", "--device", "tcp://192.0.2.1:50060"], "there is no pairing yet"),
+    (["serve", "--device", "loopback", "--worker-memory", "lots"], "'lots' is not an amount of memory"),
+    (["serve", "--window-tokens", "32"], "--window-tokens 32 is smaller than a page"),
+    (["serve", "--window-tokens", "0"], "--window-tokens 0 is smaller than a page"),
+    (["serve", "--page-tokens", "0"], "--page-tokens 0 must be from 16 to 65,536"),
+    (["serve", "--ctx-size", "0"], "--ctx-size 0 must be at least 1"),
+    (["serve", "--max-tokens", "-1"], "--max-tokens -1 must be at least 1"),
+    (["serve", "--temperature", "-0.5"], "--temperature -0.5 must be from 0 to 2"),
+    (["serve", "--temperature", "nan"], "--temperature nan must be from 0 to 2"),
+    (
+        ["serve", "--engine", "steam"],
+        "unknown attention engine 'steam'; choose one of auto, native, numpy, mlx",
+    ),
+    (["serve", "--model", "/no/such/folder"], "no such folder"),
+    (["serve", "--chat-template-kwargs", "{"], "--chat-template-kwargs is not JSON"),
+    (["serve", "--chat-template-kwargs", "[1]"], "must be a JSON object"),
+    (["serve", "--log-level", "loud"], "'loud' is not one of debug, info, warning, error"),
+    (["serve", "--port", "70000"], "70000 is not a port"),
+    (["serve", "--host", "no.such.host.invalid"], "check --host and --port"),
+    (["worker", "--listen", "0.0.0.0:1"], "there is no pairing yet"),
+    (["worker", "--listen", "somewhere"], "is not HOST:PORT"),
+    (["worker", "--memory", "-1GiB"], "is not an amount of memory"),
+    (["worker", "--engine", "steam"], "unknown attention engine"),
+    (["worker", "--log-level", "loud"], "is not one of debug"),
+]
+
+
+@pytest.fixture(scope="module")
+def bad_flags() -> dict[str, "subprocess.CompletedProcess[str]"]:
+    """All at once, because each takes a second of imports.."""
+    with ThreadPoolExecutor(4) as pool:
+        commands = [
+            command if "--port" in command or command[0] == "worker" else [*command, "--port", "0"]
+            for command, _ in BAD_FLAGS
+        ]
+        done = list(pool.map(lambda command: run(*command), commands))
+    return {" ".join(command): result for (command, _), result in zip(BAD_FLAGS, done, strict=True)}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--listen", "0.0.0.0:1"], "there is no pairing yet"),
-        (["--listen", "somewhere"], "is not HOST:PORT"),
-        (["--memory", "-1GiB"], "is not an amount of memory"),
-        (["--engine", "steam"], "unknown attention engine"),
-        (["--log-level", "loud"], "is not one of debug"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ("arguments", "says"), BAD_FLAGS, ids=[" ".join(command) for command, _ in BAD_FLAGS]
 )
-def test_worker_refuses_a_bad_flag_in_one_line(arguments: list[str], says: str) -> None:
-    assert says in refused("worker", *arguments)
+def test_a_bad_flag_gives_one_line(
+    bad_flags: dict[str, "subprocess.CompletedProcess[str]"], arguments: list[str], says: str
+) -> None:
+    assert says in refusal(bad_flags[" ".join(arguments)])
 
 
 def test_a_model_of_another_family_is_refused_by_name(tmp_path: Path) -> None:
