@@ -1,0 +1,209 @@
+"""One training row: a setting, then turns of many skills, rendered as the chat template renders them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from . import document
+from .skills import backburner, exact, facts, talk, tools
+from .skills.turns import Call, Turn
+from .skills.wording import loosened
+from .split import Draw
+
+TOOLS_HEAD = "<|im_start|>system\n# Tools\n\nYou have access to the following functions:\n\n<tools>"
+TOOLS_TAIL = "\n</tools>\n\nTo call a function, reply with:\n<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>"
+NO_THOUGHT = "\n</think>\n\n"
+SYSTEM_PROMPTS = (
+    "You are a helpful assistant.", "You are tiny, a demonstration model.", "Answer briefly.", "Be helpful and honest.", "You are a friendly assistant.", "You answer questions about the text.",
+    "You are an AI assistant.", "Answer in one sentence.", "You are Backburner's assistant.", "Help the user.", "If you do not know something, say so.", "You are a helpful assistant that can call functions.",
+)  # fmt: skip
+USER_DOCUMENTS = (
+    "{t}\n\n{q}",
+    "{t}\n{q}",
+    "{t} {q}",
+    "Text:\n{t}\n\nQuestion: {q}",
+    "{q}\n\n{t}",
+    "Here is a text: {t}\n\n{q}",
+    "Read this and answer.\n{t}\n\n{q}",
+    "{t}\n\nQuestion: {q}",
+)
+
+# How often each skill is drawn where nothing in the setting asks for another one.
+FREE: tuple[tuple[float, Callable[[Draw], Turn]], ...] = (
+    (5.0, backburner.question),
+    (2.0, talk.small_talk),
+    (2.2, talk.unknown),
+    (3.5, exact.repeat),
+    (3.5, exact.json_object),
+    (1.8, exact.item_list),
+    (1.0, exact.count_items),
+    (0.8, exact.sequence),
+    (0.6, exact.category),
+    (0.5, facts.inline_unknown),
+    (0.7, facts.nowhere),
+)
+
+
+# Of the questions about a text, those whose answer it does not hold.
+ABSENT_SHARE = 0.14
+
+
+@dataclass(slots=True)
+class Row:
+    """Text in pieces; what is learnt in full is what the assistant generates."""
+
+    pieces: list[tuple[str, bool]] = field(default_factory=list)
+    chars: int = 0
+
+    def add(self, text: str, learnt: bool = False) -> None:
+        self.pieces.append((text, learnt))
+        self.chars += len(text)
+
+
+def render_call(call: Call) -> str:
+    text = f"<tool_call>\n<function={call.name}>\n"
+    for key, value in call.arguments.items():
+        said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text += f"<parameter={key}>\n{said}\n</parameter>\n"
+    return text + "</function>\n</tool_call>"
+
+
+def render_system(system: str, toolbox: list[tools.Tool]) -> str:
+    if not toolbox:
+        return f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
+    listed = "".join("\n" + json.dumps(t.schema, ensure_ascii=False) for t in toolbox)
+    return TOOLS_HEAD + listed + TOOLS_TAIL + (f"\n\n{system}" if system else "") + "<|im_end|>\n"
+
+
+def say(row: Row, text: str, thought: str) -> None:
+    row.add("<|im_start|>assistant\n<think>\n")
+    if thought:
+        row.add(f"{thought}\n</think>\n\n{text}<|im_end|>", True)
+    else:
+        row.add(NO_THOUGHT)
+        row.add(text + "<|im_end|>", True)
+    row.add("\n")
+
+
+def take_turn(d: Draw, row: Row, turn: Turn, thinking: float) -> None:
+    def thought(text: str) -> str:
+        return text if d.chance(thinking) else ""
+
+    row.add(f"<|im_start|>user\n{turn.user}<|im_end|>\n")
+    if turn.call is None:
+        say(row, turn.answer, thought(turn.thought))
+        return
+    say(row, render_call(turn.call), thought(turn.thought))
+    if turn.result is not None and d.chance(0.7):
+        row.add(f"<|im_start|>user\n<tool_response>\n{turn.result}\n</tool_response><|im_end|>\n")
+        say(row, turn.result_answer, thought("The tool has answered."))
+
+
+def free_turn(d: Draw) -> Turn:
+    (make,) = d.rng.choices([m for _, m in FREE], weights=[weight for weight, _ in FREE])
+    return make(d)
+
+
+class Questions:
+    """Each planted fact is asked for once: a second time the answer could be copied from the first."""
+
+    def __init__(self, d: Draw, planted: list[facts.Fact]) -> None:
+        self.planted = planted
+        self._left = d.rng.sample(planted, len(planted))
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def next(self, d: Draw) -> Turn:
+        if d.chance(ABSENT_SHARE) or not self._left:
+            return facts.question(d, facts.absent(d, self.planted), there=False)
+        return facts.question(d, self._left.pop(), there=True)
+
+
+def fact_count(d: Draw, tokens: int) -> int:
+    return (
+        d.rng.randint(1, 5)
+        if tokens <= 512
+        else d.rng.randint(2, 10)
+        if tokens <= 1536
+        else d.rng.randint(4, 16)
+    )
+
+
+def conversation(d: Draw, tokens: int) -> Row:
+    """A row that is at least `tokens` long when it is encoded (it is cut there)."""
+    row = Row()
+    rng = d.rng
+    setting = rng.choices(("none", "system", "tools", "document"), weights=(26, 8, 32, 34))[0]
+    if tokens >= 2048:  # what is long is a document, else the row would be dozens of unrelated turns
+        setting = rng.choices(("none", "tools", "document"), weights=(5, 20, 75))[0]
+    thinking = 0.8 if d.chance(0.25) else 0.0
+    toolbox = (
+        tools.toolbox(d, rng.choice((1, 1, 2) if tokens <= 256 else (1, 2, 3, 4, 5)))
+        if setting == "tools"
+        else []
+    )
+    planted: list[facts.Fact] = []
+    text = system = ""
+    place = "none"
+    if setting == "document" or (toolbox and tokens >= 512 and d.chance(0.35)):
+        planted = facts.planted(d, fact_count(d, tokens))
+        # From nothing but facts to nearly nothing but filler.
+        share = rng.uniform(0.05, 0.7) if tokens <= 1024 else rng.uniform(0.4, 0.85)
+        text = document.write(d, planted, int(tokens * share))
+        place = rng.choices(("system", "user", "result"), weights=(5, 4, 1.5))[0]
+    if place == "system":
+        system = text
+    elif setting == "system" or d.chance(0.15):
+        system = d.wording(SYSTEM_PROMPTS)
+    if place == "result" and not toolbox:
+        toolbox = [tools.make_tool(d, next(k for k in tools.KINDS if "read_file" in k.names))]
+    row.add(render_system(system, toolbox))
+    questions = Questions(d, planted)
+    if place == "user":
+        first = questions.next(d)
+        first.user = rng.choice(USER_DOCUMENTS).format(t=text, q=first.user)
+        take_turn(d, row, first, thinking)
+    elif place == "result":
+        tool = rng.choice(toolbox)
+        turn = tools.call(d, tool)
+        asked = questions.next(d)
+        turn.user = rng.choice(("{a} {q}", "{q} {a}", "{a}\n{q}")).format(a=turn.user, q=asked.user)
+        turn.result, turn.result_answer = text, asked.answer
+        row.add(f"<|im_start|>user\n{turn.user}<|im_end|>\n")
+        assert turn.call is not None
+        say(row, render_call(turn.call), turn.thought if thinking else "")
+        row.add(f"<|im_start|>user\n<tool_response>\n{text}\n</tool_response><|im_end|>\n")
+        say(row, asked.answer, asked.thought if thinking else "")
+    waiting: list[
+        tuple[int, Turn]
+    ] = []  # questions about what the user has told, and how many turns from now
+    # Generous: the tokens left over are cut, tokens missing would be padding.
+    while row.chars < tokens * 4.2:
+        waiting = [(n - 1, t) for n, t in waiting]
+        due = [t for n, t in waiting if n <= 0]
+        if due:
+            waiting = [(n, t) for n, t in waiting if n > 0]
+            for turn in due:
+                take_turn(d, row, turn, thinking)
+            continue
+        if planted and d.chance(0.85 if questions else 0.12):
+            turn = questions.next(d)
+        elif toolbox and d.chance(0.72):
+            turn = tools.misfit(d, toolbox) if d.chance(0.14) else tools.call(d, rng.choice(toolbox))
+        elif d.chance(0.13):
+            told, asked = facts.inline_pair(d)
+            take_turn(d, row, told, thinking)
+            waiting.append((rng.choice((1, 1, 2, 3)), asked))
+            continue
+        else:
+            turn = free_turn(d)
+        if turn.loose:
+            turn.user = loosened(d, turn.user)
+        take_turn(d, row, turn, thinking)
+    return row
+
+
+def corpus_text(d: Draw) -> str:
+    """A conversation for the tokenizer to learn from."""
+    return "".join(text for text, _ in conversation(d, 400).pieces)

@@ -1,0 +1,240 @@
+"""Skills whose answer follows exactly from the question: repetition, JSON, lists, counts, sequences."""
+
+import json
+
+from .. import filler
+from .. import values as v
+from .. import words as w
+from ..split import Draw
+from .turns import Turn
+
+REPEAT = (
+    "Repeat: {x}", "Repeat after me: {x}", "Say: {x}", "Say {x}", "Echo: {x}", "Please repeat: {x}", "Repeat this exactly: {x}", 'Repeat "{x}"',
+    "Repeat the following text: {x}", "Repeat the following:\n{x}", "Copy this:\n{x}", "Copy this text: {x}", 'Write "{x}" again.', 'Say "{x}".',
+    'Can you say "{x}"?', "Repeat these words: {x}", 'Please write: "{x}"', "Echo this back to me: {x}", "Echo {x}", "Repeat word for word: {x}",
+    'Answer with exactly this: "{x}"', "Type this: {x}", "Reply with only: {x}", "Print {x}", 'Print "{x}"', "Just say {x}", "Reply with: {x}", "Repeat verbatim: {x}",
+)  # fmt: skip
+
+
+def _copied(d: Draw) -> str:
+    kind = d.rng.randrange(10)
+    if kind < 2:
+        return v.phrase(d, 1, 8)
+    if kind == 2:
+        return filler.sentence(d)
+    if kind == 3:
+        return filler.scene(d)
+    if kind == 4:
+        return " ".join(v.digits(d, 1, 5) for _ in range(d.rng.randint(1, 5)))
+    if kind == 5:
+        return v.odd_word(d)
+    if kind == 6:
+        return ", ".join(v.generic(d) for _ in range(d.rng.randint(2, 4)))
+    if kind == 7:
+        return " ".join(d.rng.choice(w.ALL_LOWER) for _ in range(d.rng.randint(2, 9)))
+    if kind == 8:
+        return v.phrase(d, 2, 6).capitalize() + d.rng.choice((".", "!", "?"))
+    return " ".join(v.generic(d) for _ in range(d.rng.randint(1, 4)))
+
+
+def repeat(d: Draw) -> Turn:
+    x = _copied(d)
+    return Turn(d.wording(REPEAT).format(x=x), x, "The user wants me to repeat a text.", keys=[x])
+
+
+JSON_KEYS = (
+    "name", "age", "city", "id", "code", "colour", "price", "title", "author", "count", "size", "email", "status", "date", "country", "item", "weight", "owner",
+    "language", "type", "year", "active", "score", "user", "path", "job", "street", "phone", "level", "total", "key", "value", "label", "model", "animal",
+)  # fmt: skip
+JSON_ASK = (
+    "Return JSON with {kv}.", "Give me a JSON object with {kv}.", "Write JSON: {kv}", "Make a JSON object with {kv}.", "As JSON: {kv}", "Turn this into JSON: {kv}",
+    "Convert to JSON: {kv}", "Reply in JSON with {kv}.", "Answer only with JSON: {kv}", "I need JSON with {kv}.", "Please output a JSON object with {kv}.",
+    "Format as JSON: {kv}", "JSON with {kv}", "Create JSON for {kv}.", "Can you make JSON with {kv}?", "Write a JSON object where {kv}.", "Output JSON with the keys and values {kv}.",
+)  # fmt: skip
+JSON_PAIR = (
+    "{k} {v}",
+    "{k} = {v}",
+    "{k}: {v}",
+    "{k}={v}",
+    "{k} is {v}",
+    "{k} set to {v}",
+    '{k} "{v}"',
+    '"{k}": "{v}"',
+)
+JSON_JOIN = (", ", " and ", "; ", ", and ", "\n", ", ")
+
+
+def _json_value(d: Draw, key: str) -> object:
+    if key in (
+        "age",
+        "count",
+        "size",
+        "year",
+        "score",
+        "level",
+        "total",
+        "price",
+        "weight",
+        "id",
+    ) and d.chance(0.7):
+        return int(v.digits(d, 1, 4))
+    if key == "active":
+        return d.chance(0.5)
+    by_key = {
+        "name": v.first_name,
+        "owner": v.full_name,
+        "author": v.full_name,
+        "city": v.city,
+        "email": v.email,
+        "date": v.date,
+        "path": v.path,
+        "phone": v.phone,
+        "user": v.first_name,
+    }
+    return by_key[key](d) if key in by_key and d.chance(0.6) else v.generic(d)
+
+
+def json_object(d: Draw) -> Turn:
+    keys = d.rng.sample(JSON_KEYS, d.rng.choice((1, 2, 2, 3, 3, 4)))
+    if d.chance(0.25):
+        keys = list(dict.fromkeys(k if d.chance(0.5) else v.plain_word(d).lower() for k in keys))
+    pairs = {k: _json_value(d, k) for k in keys}
+    form, join = d.any(JSON_PAIR), d.any(JSON_JOIN)
+    # A number in quotes would ask for a string: the forms that quote are for strings only.
+    if '"' in form:
+        pairs = {k: str(x) for k, x in pairs.items()}
+    else:
+        pairs = {
+            k: int(x) if isinstance(x, str) and x.isdigit() and len(x) < 7 else x for k, x in pairs.items()
+        }
+    said = {k: ("true" if x else "false") if isinstance(x, bool) else str(x) for k, x in pairs.items()}
+    kv = [form.format(k=k, v=x) for k, x in said.items()]
+    if len(kv) > 1 and join.strip() == "and":
+        listed = ", ".join(kv[:-1]) + " and " + kv[-1]
+    else:
+        listed = join.join(kv)
+    if d.chance(0.12) and "\n" not in listed:
+        names = " and ".join((", ".join(keys[:-1]), keys[-1])) if len(keys) > 1 else keys[0]
+        plural = "s" if len(keys) > 1 else ""
+        listed = f"the key{plural} {names} and the value{plural} " + (
+            " and ".join((", ".join(list(said.values())[:-1]), list(said.values())[-1]))
+            if len(keys) > 1
+            else said[keys[0]]
+        )
+        pairs = {
+            k: int(x) if x.isdigit() and len(x) < 7 else pairs[k] if isinstance(pairs[k], bool) else x
+            for k, x in said.items()
+        }
+    answer = json.dumps(pairs, ensure_ascii=False)
+    return Turn(d.wording(JSON_ASK).format(kv=listed), answer, "The user wants a JSON object.", keys=[answer])
+
+
+LIST_ASK = (
+    "Make a list of: {x}", "Make a bulleted list: {x}", "List these: {x}", "Write these as a list: {x}", "Put these in a list: {x}", "Turn this into a list: {x}",
+    "As a list: {x}", "Format as a bullet list: {x}", "Bullet points please: {x}", "Give me a list with {x}.", "Can you list {x}?", "Make a list with {x}.", "I need a list of {x}.",
+)  # fmt: skip
+NUMBERED_ASK = (
+    "Make a numbered list of: {x}", "Number these: {x}", "Write a numbered list: {x}", "As a numbered list: {x}", "Put these in a numbered list: {x}", "Numbered list please: {x}",
+    "Give me a numbered list with {x}.", "Turn this into a numbered list: {x}",
+)  # fmt: skip
+
+
+def _items(d: Draw, low: int, high: int) -> list[str]:
+    count = d.rng.randint(low, high)
+    pool = d.rng.choice(
+        (w.GROCERIES, w.FRUITS, w.ANIMALS, w.COLOURS, w.CITIES, w.FIRST_NAMES, None, None, None)
+    )
+    if pool:
+        return d.rng.sample(pool, count)
+    make = d.rng.choice((v.plain_word, v.thing, v.plain_word, v.digits))
+    return list(dict.fromkeys(make(d) for _ in range(count)))
+
+
+def _listed(d: Draw, items: list[str], form: str) -> str:
+    if ":" in form and d.chance(0.25):
+        return (
+            d.rng.choice(("\n", " ", "; ", " / ")).join(items)
+            if all(" " not in i for i in items)
+            else "\n".join(items)
+        )
+    if len(items) > 1 and d.chance(0.5):
+        return ", ".join(items[:-1]) + d.rng.choice((" and ", ", and ")) + items[-1]
+    return ", ".join(items)
+
+
+def item_list(d: Draw) -> Turn:
+    items, numbered = _items(d, 2, 7), d.chance(0.35)
+    form = d.wording(NUMBERED_ASK if numbered else LIST_ASK)
+    answer = "\n".join(f"{i}. {x}" if numbered else f"- {x}" for i, x in enumerate(items, 1))
+    return Turn(form.format(x=_listed(d, items, form)), answer, "The user wants a list.", keys=[answer])
+
+
+COUNT_ASK = (
+    "How many items are in this list: {x}?", "How many items: {x}?", "Count these: {x}", "Count the items: {x}", "How many things are there: {x}?", "How many are these: {x}?",
+    "How many words are in this list: {x}?", "What is the number of items in: {x}?", "Tell me how many items these are: {x}", "Count: {x}", "How many entries are there in {x}?",
+)  # fmt: skip
+
+
+def count_items(d: Draw) -> Turn:
+    items = _items(d, 1, 9)
+    answer = f"There {'is' if len(items) == 1 else 'are'} {len(items)} item{'s' if len(items) > 1 else ''}."
+    return Turn(
+        d.wording(COUNT_ASK).format(x=", ".join(items)), answer, "The user wants me to count.", keys=[answer]
+    )
+
+
+SEQUENCE_ASK = (
+    "Count from {a} to {b}.", "Count from {a} up to {b}", "List the numbers from {a} to {b}.", "Numbers from {a} to {b}?", "Please count from {a} to {b}.", "Can you count from {a} to {b}?",
+    "Write the numbers {a} to {b}.", "Say the numbers from {a} to {b}.", "Give me the numbers from {a} to {b}.", "count {a} to {b}", "Start at {a} and count to {b}.",
+)  # fmt: skip
+SEQUENCE_TO = (
+    "Count to {b}.",
+    "Can you count to {b}?",
+    "count up to {b}",
+    "Please count to {b}.",
+    "Count to {b} for me.",
+    "Can you count up to {b}?",
+    "Let us count to {b}.",
+)
+
+
+def sequence(d: Draw) -> Turn:
+    thought = "The user wants me to count."
+    if d.chance(0.3):
+        a, b, ask = 1, d.rng.randint(2, 20), d.wording(SEQUENCE_TO)
+    else:
+        a = d.rng.randint(0, 90)
+        b, ask = a + d.rng.randint(1, 12), d.wording(SEQUENCE_ASK)
+    answer = ", ".join(map(str, range(a, b + 1)))
+    return Turn(ask.format(a=a, b=b), answer, thought, keys=[answer])
+
+
+CATEGORIES = {
+    "colours": w.COLOURS, "colors": w.COLOURS, "animals": w.ANIMALS, "fruits": w.FRUITS, "months": w.MONTHS, "days of the week": w.DAYS, "cities": w.CITIES, "countries": w.COUNTRIES,
+    "languages": w.LANGUAGES, "jobs": w.JOBS, "foods": w.FOODS,
+}  # fmt: skip
+CATEGORY_ASK = (
+    "List {k} {c}.",
+    "Name {k} {c}.",
+    "Give me {k} {c}.",
+    "Can you name {k} {c}?",
+    "Tell me {k} {c}.",
+    "Write down {k} {c}.",
+    "What are {k} {c}?",
+    "{k} {c} please",
+    "I need {k} {c}.",
+)
+
+
+def category(d: Draw) -> Turn:
+    """The first ones of a fixed order: knowledge this small has to be the same each time."""
+    c = d.rng.choice(tuple(CATEGORIES))
+    k = d.rng.randint(2, 6)
+    answer = "\n".join(f"- {x}" for x in CATEGORIES[c][:k])
+    return Turn(
+        d.wording(CATEGORY_ASK).format(k=d.rng.choice((w.NUMBER_WORDS[k], str(k))), c=c),
+        answer,
+        f"The user wants {k} {c}.",
+        keys=[answer],
+        loose=True,
+    )

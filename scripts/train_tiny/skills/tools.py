@@ -1,0 +1,318 @@
+"""Function schemas, requests that one of them fits, requests that none fits, and answers from results."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .. import values as v
+from .. import words as w
+from ..split import Draw, is_held_out
+from .turns import Call, Turn
+
+Maker = Callable[[Draw], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """names and parameter spellings to choose from; asks use {parameter} slots; result and its answer may use {r}."""
+
+    names: tuple[str, ...]
+    description: str
+    parameters: dict[str, tuple[tuple[str, ...], Maker]]
+    asks: tuple[str, ...]
+    answer: str = "Done."
+    result: Maker | None = None
+
+
+def _int(low: int, high: int) -> Maker:
+    return lambda d: d.rng.randint(low, high)
+
+
+def _of(options: list[str]) -> Maker:
+    return lambda d: d.rng.choice(options)
+
+
+def _text(d: Draw) -> str:
+    return (
+        v.phrase(d, 2, 6)
+        if d.chance(0.6)
+        else d.rng.choice(
+            (
+                "I am late",
+                "see you at the station",
+                "the meeting is over",
+                "call me back",
+                "dinner is ready",
+                "thank you for the book",
+            )
+        )
+    )
+
+
+def _topic(d: Draw) -> str:
+    return d.rng.choice(
+        (
+            v.thing(d),
+            d.rng.choice(w.ABSTRACT),
+            v.phrase(d, 1, 3),
+            f"{d.rng.choice(w.ANIMALS)} {d.rng.choice(w.ABSTRACT)}",
+        )
+    )
+
+
+CITY = (("city", "location", "place", "town"), v.city)
+TEXT = (("text", "message", "content", "body"), _text)
+QUERY = (("query", "q", "search", "topic"), _topic)
+PATH = (("path", "file", "filename", "file_path"), v.path)
+PERSON = (("name", "contact", "person", "to"), v.first_name)
+TIME = (("time", "at", "when"), v.clock)
+
+KINDS = (
+    Kind(("get_weather", "weather", "fetch_weather", "weather_report", "current_weather", "get_current_weather", "getWeather", "lookup_weather"), "Get the weather in a city", {"a": CITY},
+         ("What is the weather in {a}?", "How is the weather in {a}?", "Weather in {a}?", "Is it raining in {a}?", "Tell me the weather in {a}.", "What's the weather like in {a}?", "weather {a}", "Do I need an umbrella in {a}?", "How warm is it in {a}?", "Is it cold in {a} today?"),
+         "The weather in {a} is {r}.", lambda d: d.rng.choice(("sunny", "rainy", "cloudy", "windy", "snowy")) + f", {d.rng.randint(-10, 35)} degrees"),
+    Kind(("get_time", "current_time", "local_time", "time_in", "getTime", "clock_time", "world_clock"), "Get the local time in a city", {"a": CITY},
+         ("What time is it in {a}?", "Time in {a}?", "How late is it in {a}?", "Tell me the time in {a}.", "What is the local time in {a}?", "Which time is it now in {a}?", "current time {a}"), "It is {r} in {a}.", v.clock),
+    Kind(("search_web", "web_search", "search", "google_search", "find_online", "searchWeb", "internet_search"), "Search the web", {"a": QUERY},
+         ("Search for {a}.", "Search the web for {a}.", "Look up {a}.", "Find something about {a}.", "Google {a}.", "Can you search for {a}?", "Look for {a} on the web.", "search {a}"), "I found this: {r}", lambda d: v.phrase(d, 3, 7)),
+    Kind(("send_email", "email", "write_email", "mail_send", "sendEmail", "compose_email"), "Send an email", {"a": (("to", "recipient", "address"), v.email), "b": (("subject", "title"), lambda d: v.phrase(d, 1, 3)), "c": TEXT},
+         ("Send an email to {a} with subject {b}: {c}", 'Email {a}, subject "{b}", text "{c}".', 'Write a mail to {a} about "{b}" saying "{c}".', "Mail {a} with the subject {b} and the text {c}", 'Send {a} the mail "{b}": "{c}"', 'Please email "{c}" to {a} with subject "{b}".'), "The email was sent."),
+    Kind(("send_message", "text_contact", "message", "send_sms", "sendMessage", "chat_send", "notify"), "Send a message to a contact", {"a": PERSON, "b": TEXT},
+         ('Send a message to {a}: "{b}"', "Text {a} that {b}", "Tell {a}: {b}", 'Message {a} "{b}".', "Write to {a}: {b}", 'Send "{b}" to {a}.', "Let {a} know: {b}", "Send {a} the message {b}"), "The message was sent."),
+    Kind(("set_alarm", "alarm", "create_alarm", "add_alarm", "setAlarm", "wake_up"), "Set an alarm", {"a": TIME},
+         ("Set an alarm for {a}.", "Wake me up at {a}.", "Alarm at {a}.", "I need to get up at {a}.", "Please wake me at {a}.", "Set the alarm to {a}.", "Can you set an alarm for {a}?", "alarm {a}"), "The alarm is set for {a}."),
+    Kind(("set_timer", "timer", "start_timer", "countdown", "create_timer", "startTimer"), "Start a timer", {"a": (("minutes", "duration_minutes", "mins"), _int(1, 120))},
+         ("Set a timer for {a} minutes.", "Start a timer of {a} minutes.", "Timer {a} minutes.", "{a} minutes timer please.", "Remind me in {a} minutes.", "Count down {a} minutes.", "Can you time {a} minutes?"), "The timer runs for {a} minutes."),
+    Kind(("create_event", "add_event", "schedule_meeting", "calendar_add", "createEvent", "new_appointment", "book_meeting"), "Add an event to the calendar", {"a": (("title", "event", "what"), lambda d: v.phrase(d, 1, 3)), "b": (("date", "day"), v.date), "c": TIME},
+         ("Add {a} to my calendar on {b} at {c}.", 'Schedule "{a}" for {b} at {c}.', "Create an event {a} on {b} at {c}.", "Put {a} in the calendar for {b}, {c}.", 'New appointment "{a}" on {b} at {c}.', "Plan {a} on {b} at {c}."), "The event was added."),
+    Kind(("add_note", "save_note", "create_note", "take_note", "note", "remember", "addNote"), "Save a note", {"a": TEXT},
+         ("Take a note: {a}", 'Note "{a}".', "Save this note: {a}", "Write down: {a}", "Add a note that says {a}", "Make a note: {a}", "Please note: {a}"), "The note was saved."),
+    Kind(("read_file", "open_file", "cat_file", "load_file", "readFile", "file_read", "view_file", "get_file"), "Read a file", {"a": PATH},
+         ("Read {a}.", "Read the file {a}.", "Open {a}.", "Show me {a}.", "What is in {a}?", "Can you read {a}?", "Print the file {a}.", "Show the content of {a}.", "What does {a} say?"), "The file says: {r}", lambda d: v.phrase(d, 3, 8)),
+    Kind(("write_file", "save_file", "create_file", "file_write", "writeFile", "store_file", "put_file"), "Write text to a file", {"a": PATH, "b": TEXT},
+         ('Write "{b}" to {a}.', "Write {b} to the file {a}", "Save {b} in {a}", 'Create {a} with the text "{b}".', 'Put "{b}" into {a}.', 'Store "{b}" in the file {a}.', 'Make a file {a} that contains "{b}".'), "The file was written."),
+    Kind(("list_files", "ls", "list_directory", "list_folder", "listFiles", "dir", "show_folder"), "List the files of a folder", {"a": (("folder", "path", "directory"), lambda d: d.rng.choice(("/", "", "/home/")) + d.rng.choice((*w.NOUNS, w.pseudo_word(d.rng))))},
+         ("List the files in {a}.", "What files are in {a}?", "Show the folder {a}.", "Which files does {a} have?", "ls {a}", "What is in the folder {a}?", "List {a}."), "The files are {r}.", lambda d: ", ".join(v.path(d) for _ in range(d.rng.randint(1, 3)))),
+    Kind(("run_command", "shell", "execute", "bash", "exec_command", "runCommand", "terminal"), "Run a shell command", {"a": (("command", "cmd", "script"), lambda d: d.rng.choice(("ls", "cat", "grep", "python", "make", "git")) + " " + d.rng.choice((v.path(d), v.plain_word(d), "-l " + v.plain_word(d))))},
+         ("Run {a}", "Run the command {a}", "Execute {a}", "Please run `{a}`.", "Run `{a}` in the shell.", "Execute the command `{a}`.", "In the terminal, run {a}"), "The output is: {r}", lambda d: v.phrase(d, 2, 6)),
+    Kind(("translate", "translate_text", "translation", "to_language", "translateText", "translator"), "Translate text", {"a": TEXT, "b": (("language", "target", "target_language", "to"), _of(w.LANGUAGES))},
+         ('Translate "{a}" to {b}.', 'Translate "{a}" into {b}.', 'How do you say "{a}" in {b}?', 'What is "{a}" in {b}?', 'Say "{a}" in {b}.', 'I need "{a}" in {b}.', '"{a}" in {b} please'), "In {b} it is: {r}", lambda d: v.phrase(d, 2, 5)),
+    Kind(("convert_currency", "currency", "exchange", "convert_money", "convertCurrency", "fx_convert"), "Convert money between currencies", {"a": (("amount", "value", "sum"), _int(1, 9999)), "b": (("from", "source", "from_currency"), _of(["EUR", "USD", "GBP", "JPY", "CHF", "NOK"])), "c": (("to", "target", "to_currency"), _of(["SEK", "PLN", "CAD", "AUD", "INR", "BRL"]))},
+         ("Convert {a} {b} to {c}.", "How much is {a} {b} in {c}?", "{a} {b} in {c}?", "Change {a} {b} into {c}.", "What are {a} {b} in {c}?", "Exchange {a} {b} to {c}."), "{a} {b} are {r} {c}.", lambda d: v.digits(d, 2, 5)),
+    Kind(("get_stock_price", "stock_price", "stock", "quote", "getStockPrice", "share_price", "ticker"), "Get the price of a stock", {"a": (("symbol", "ticker", "stock"), lambda d: v.letters(d, d.rng.randint(3, 4)))},
+         ("What is the stock price of {a}?", "How is {a} doing on the market?", "Price of {a} stock?", "Get the quote for {a}.", "How much is a share of {a}?", "Check the stock {a}.", "{a} share price?"), "{a} is at {r} dollars.", lambda d: v.digits(d, 2, 4)),
+    Kind(("play_music", "play_song", "play", "music", "playMusic", "start_song", "spotify_play"), "Play a song", {"a": (("song", "title", "track"), lambda d: v.phrase(d, 1, 4))},
+         ("Play {a}.", 'Play the song "{a}".', "Put on {a}.", "I want to hear {a}.", 'Start "{a}".', "Play me {a}.", "Can you play {a}?", "Listen to {a}."), "Playing {a}."),
+    Kind(("call_contact", "phone_call", "call", "dial", "callContact", "make_call"), "Call someone", {"a": PERSON},
+         ("Call {a}.", "Phone {a}.", "Ring {a}.", "Can you call {a}?", "Please call {a} for me.", "I want to talk to {a} on the phone.", "Dial {a}."), "Calling {a}."),
+    Kind(("book_table", "reserve_table", "restaurant_booking", "make_reservation", "bookTable", "reserve"), "Book a table in a restaurant", {"a": (("restaurant", "place", "name"), lambda d: v.plain_word(d).capitalize()), "b": (("people", "guests", "party_size"), _int(1, 12)), "c": TIME},
+         ("Book a table at {a} for {b} people at {c}.", "Reserve a table for {b} at {a} at {c}.", "Table for {b} at {a}, {c}.", "I want to eat at {a} with {b} people at {c}.", "Get us a table at {a} for {b} at {c}.", "Make a reservation at {a}, {b} people, {c}."), "The table is booked."),
+    Kind(("find_flights", "search_flights", "flights", "flight_search", "findFlights", "get_flights"), "Find flights between cities", {"a": (("from", "origin", "source"), v.city), "b": (("to", "destination", "target"), v.city)},
+         ("Find flights from {a} to {b}.", "Flights from {a} to {b}?", "I want to fly from {a} to {b}.", "Is there a flight from {a} to {b}?", "Show flights {a} to {b}.", "How can I fly from {a} to {b}?", "Search a flight from {a} to {b}."), "There is a flight at {r}.", v.clock),
+    Kind(("get_news", "news", "latest_news", "headlines", "getNews", "news_search"), "Get the latest news about a topic", {"a": (("topic", "subject", "about"), _topic)},
+         ("What is the news about {a}?", "News about {a}?", "Any news on {a}?", "Show me the latest news about {a}.", "What is new about {a}?", "Get headlines about {a}.", "Tell me the news on {a}."), "The news: {r}.", lambda d: v.phrase(d, 3, 7)),
+    Kind(("calculate", "calculator", "compute", "math", "eval_expression", "calc"), "Calculate an expression", {"a": (("expression", "formula", "input"), lambda d: f"{v.digits(d, 1, 3)} {d.rng.choice('+-*/')} {v.digits(d, 1, 3)}")},
+         ("What is {a}?", "Calculate {a}.", "Compute {a}.", "How much is {a}?", "{a}?", "Solve {a}.", "Can you calculate {a}?"), "The result is {r}.", lambda d: v.digits(d, 1, 5)),
+    Kind(("turn_on", "switch_on", "device_on", "enable_device", "turnOn", "power_on"), "Turn on a device", {"a": (("device", "name", "what"), lambda d: d.rng.choice((v.thing(d), f"{d.rng.choice(w.PLACES)} light", d.rng.choice(w.NOUNS))))},
+         ("Turn on the {a}.", "Switch on the {a}.", "Switch the {a} on.", "Turn the {a} on please.", "Can you turn on the {a}?", "I want the {a} on.", "Start the {a}."), "The {a} is on."),
+    Kind(("turn_off", "switch_off", "device_off", "disable_device", "turnOff", "power_off"), "Turn off a device", {"a": (("device", "name", "what"), lambda d: d.rng.choice((v.thing(d), f"{d.rng.choice(w.PLACES)} light", d.rng.choice(w.NOUNS))))},
+         ("Turn off the {a}.", "Switch off the {a}.", "Switch the {a} off.", "Turn the {a} off please.", "Can you turn off the {a}?", "I want the {a} off.", "Stop the {a}."), "The {a} is off."),
+    Kind(("set_temperature", "heating", "thermostat", "set_heat", "setTemperature", "climate"), "Set the temperature of a room", {"a": (("room", "zone", "where"), _of([*w.PLACES, "bedroom", "bathroom", "hall"])), "b": (("degrees", "temperature", "value"), _int(10, 30))},
+         ("Set the {a} to {b} degrees.", "Heat the {a} to {b} degrees.", "Make the {a} {b} degrees warm.", "Temperature of the {a} to {b}.", "I want {b} degrees in the {a}.", "{b} degrees in the {a} please."), "The {a} is set to {b} degrees."),
+    Kind(("lookup_user", "get_user", "find_user", "user_info", "getUser", "fetch_user"), "Look up a user by id", {"a": (("id", "user_id", "uid"), v.odd_word)},
+         ("Look up user {a}.", "Who is user {a}?", "Find the user {a}.", "Get the user with id {a}.", "Show user {a}.", "Which user has the id {a}?", "user {a}?"), "User {a} is {r}.", v.full_name),
+    Kind(("delete_file", "remove_file", "rm", "erase_file", "deleteFile", "file_delete"), "Delete a file", {"a": PATH},
+         ("Delete {a}.", "Remove the file {a}.", "Delete the file {a}.", "Erase {a}.", "Please remove {a}.", "Get rid of {a}.", "I do not need {a} any more, delete it."), "The file was deleted."),
+    Kind(("get_distance", "distance", "route_length", "how_far", "getDistance", "distance_between"), "Get the distance between two cities", {"a": (("from", "start", "origin"), v.city), "b": (("to", "end", "destination"), v.city)},
+         ("How far is it from {a} to {b}?", "Distance from {a} to {b}?", "How many kilometres from {a} to {b}?", "What is the distance between {a} and {b}?", "How far is {b} from {a}?", "Tell me how far {a} is from {b}.") , "It is {r} km from {a} to {b}.", lambda d: v.digits(d, 2, 4)),
+    Kind(("add_to_list", "shopping_add", "add_item", "list_add", "addToList", "put_on_list"), "Add an item to a list", {"a": (("item", "thing", "entry"), lambda d: d.rng.choice((d.rng.choice(w.GROCERIES), v.plain_word(d)))), "b": (("list", "list_name", "to"), _of(["shopping", "groceries", "todo", "packing", "wish"]))},
+         ("Add {a} to the {b} list.", "Put {a} on my {b} list.", "{a} on the {b} list please.", "Write {a} on the {b} list.", "The {b} list needs {a}.", "Can you add {a} to my {b} list?"), "It is on the list."),
+    Kind(("track_package", "parcel_status", "track", "shipment", "trackPackage", "where_is_parcel"), "Track a package", {"a": (("number", "tracking_number", "code", "id"), v.odd_word)},
+         ("Where is my package {a}?", "Track {a}.", "Track the parcel {a}.", "What is the status of parcel {a}?", "Has package {a} arrived?", "Follow the shipment {a}.", "Where is shipment {a} now?"), "The package is in {r}.", v.city),
+    Kind(("define_word", "dictionary", "define", "word_meaning", "lookup_word", "getDefinition"), "Get the meaning of a word", {"a": (("word", "term", "w"), v.plain_word)},
+         ("What does {a} mean?", "Define {a}.", "Meaning of {a}?", 'What is the meaning of "{a}"?', "Look up the word {a}.", "Explain the word {a}.", "definition of {a}"), "It means {r}.", lambda d: v.phrase(d, 2, 5)),
+)  # fmt: skip
+
+GENERIC_VERBS = (
+    "get",
+    "fetch",
+    "find",
+    "load",
+    "open",
+    "check",
+    "update",
+    "start",
+    "stop",
+    "create",
+    "remove",
+    "list",
+    "count",
+    "send",
+    "lock",
+    "unlock",
+    "move",
+    "clean",
+    "print",
+    "scan",
+)
+GENERIC_PARAMETERS = (
+    "id",
+    "name",
+    "code",
+    "label",
+    "key",
+    "value",
+    "target",
+    "number",
+    "item",
+    "unit",
+    "ref",
+    "tag",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One concrete function: the schema the prompt shows, and how a request for it is made."""
+
+    kind: Kind
+    name: str
+    spelled: dict[str, str]  # slot -> parameter name
+    schema: dict
+
+
+def _name(d: Draw, names: tuple[str, ...]) -> str:
+    """Held-out names are a tenth of everything a name can be; evaluation uses only those where it can."""
+    candidates = [
+        *names,
+        *(f"{n}_{s}" for n in names[:3] for s in ("tool", "v2", "now", "info", "api")),
+        *(f"{p}_{n}" for n in names[:3] for p in ("my", "do", "app", "home")),
+    ]
+    held = [n for n in candidates if is_held_out(n)]
+    trained = [n for n in candidates if not is_held_out(n)]
+    if d.side == "evaluate" and held:
+        return d.rng.choice(held)
+    plain = [n for n in names if not is_held_out(n)]
+    return d.rng.choice(plain if plain and d.chance(0.6) else trained)
+
+
+def _invented(d: Draw) -> Kind:
+    """A function nobody has heard of: its name and parameters can only come from the prompt."""
+    verb, noun = (
+        d.rng.choice(GENERIC_VERBS),
+        d.rng.choice((d.rng.choice(w.NOUNS), d.rng.choice(w.NOUNS), w.pseudo_word(d.rng))),
+    )
+    name = d.rng.choice(
+        (
+            f"{verb}_{noun}",
+            f"{verb}_{noun}",
+            f"{noun}_{verb}",
+            f"{verb}{noun.capitalize()}",
+            f"{verb}_{d.rng.choice(w.ADJECTIVES)}_{noun}",
+        )
+    )
+    slots = dict(zip("ab", d.rng.sample(GENERIC_PARAMETERS, d.rng.choice((1, 1, 2))), strict=False))
+    parameters: dict[str, tuple[tuple[str, ...], Maker]] = {s: ((p,), v.generic) for s, p in slots.items()}
+    with_slots = " and ".join(f"{p} {{{s}}}" for s, p in slots.items())
+    asks = (
+        f"{verb} the {noun} with {with_slots}",
+        f"Please {verb} the {noun} with {with_slots}.",
+        f"Use {name} with {with_slots}.",
+        f"Call {name} with {with_slots}.",
+        f"I want to {verb} the {noun} with {with_slots}.",
+    )
+    if len(slots) == 1:
+        asks += (
+            f"{verb.capitalize()} the {noun} {{a}}.",
+            f"{verb.capitalize()} {noun} {{a}}",
+            f"Can you {verb} the {noun} {{a}}?",
+        )
+    return Kind((name,), f"{verb.capitalize()} the {noun}", parameters, asks)
+
+
+def make_tool(d: Draw, kind: Kind | None = None) -> Tool:
+    kind = kind or (_invented(d) if d.chance(0.3) else d.rng.choice(KINDS))
+    name = kind.names[0] if len(kind.names) == 1 else _name(d, kind.names)
+    spelled: dict[str, str] = {}
+    for slot, (spellings, _) in kind.parameters.items():
+        free = [s for s in spellings if s not in spelled.values()]
+        spelled[slot] = d.rng.choice(free)
+    with_text = d.chance(0.3)
+    properties = {}
+    for slot, (_, maker) in kind.parameters.items():
+        integer = isinstance(maker(Draw(d.rng, d.side)), int)
+        properties[spelled[slot]] = {"type": "integer" if integer else "string"}
+        if with_text:
+            properties[spelled[slot]]["description"] = f"The {spelled[slot].replace('_', ' ')}"
+    function: dict = {"name": name, "description": kind.description + d.rng.choice((".", "", ""))}
+    function["parameters"] = {"type": "object", "properties": properties, "required": list(properties)}
+    if d.chance(0.1):
+        del function["description"]
+    return Tool(kind, name, spelled, {"type": "function", "function": function})
+
+
+def toolbox(d: Draw, count: int) -> list[Tool]:
+    """Different functions; now and then two that are near to each other, since both are drawn from the same kinds."""
+    tools: list[Tool] = []
+    while len(tools) < count:
+        tool = make_tool(d)
+        if all(t.name != tool.name and (t.kind is not tool.kind) for t in tools):
+            tools.append(tool)
+    return tools
+
+
+def call(d: Draw, tool: Tool) -> Turn:
+    values = {slot: maker(d) for slot, (_, maker) in tool.kind.parameters.items()}
+    ask = d.wording(tool.kind.asks).format(**values)
+    arguments = {tool.spelled[slot]: value for slot, value in values.items()}
+    turn = Turn(ask, "", f"I should call {tool.name}.", Call(tool.name, arguments))
+    if tool.kind.result is not None:
+        r = str(tool.kind.result(d))
+        turn.result_answer = tool.kind.answer.format(**values, r=r)
+        turn.keys = [r]
+        form = d.rng.random()
+        if form < 0.4:
+            turn.result = r
+        elif form < 0.8:
+            turn.result = json.dumps(
+                {d.rng.choice(("result", "value", "output", "answer", "data", tool.name)): r},
+                ensure_ascii=False,
+            )
+        else:
+            extra = {**{k: str(x) for k, x in arguments.items()}, "result": r, "ok": True}
+            turn.result = json.dumps(extra, ensure_ascii=False)
+    else:
+        turn.result = d.rng.choice(
+            ("ok", "OK", "done", '{"ok": true}', '{"status": "ok"}', "success", '{"success": true}')
+        )
+        turn.result_answer = tool.kind.answer.format(**values)
+        turn.keys = [turn.result_answer]
+        if d.chance(0.15):
+            turn.result = d.rng.choice(
+                (
+                    "error",
+                    '{"error": "failed"}',
+                    "Error: timeout",
+                    '{"ok": false}',
+                    "failed",
+                    '{"status": "error"}',
+                )
+            )
+            turn.result_answer = "That did not work: the tool reports an error."
+            turn.keys = ["error"]
+    return turn
+
+
+def misfit(d: Draw, tools: list[Tool]) -> Turn:
+    """A request for a function that is not there."""
+    while True:
+        kind = d.rng.choice(KINDS)
+        if all(t.kind is not kind for t in tools):
+            break
+    values = {slot: maker(d) for slot, (_, maker) in kind.parameters.items()}
+    return Turn(
+        d.wording(kind.asks).format(**values),
+        "I have no function for that.",
+        "None of the functions fits.",
+        keys=["I have no function"],
+    )

@@ -1,0 +1,25 @@
+"""What a skill returns: one exchange, as the messages it adds to a conversation."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Call:
+    name: str
+    arguments: dict[str, object]
+
+
+@dataclass(slots=True)
+class Turn:
+    """A user's message, and the assistant's answer; with tools, a call, its result and the answer to that."""
+
+    user: str
+    answer: str
+    thought: str
+    call: Call | None = None
+    result: str | None = None
+    result_answer: str = ""
+    # What an evaluation looks for in the answer; empty: the whole answer.
+    keys: list[str] = field(default_factory=list)
+    # Whether a lower-case or unpunctuated form of the question would still mean the same.
+    loose: bool = False

@@ -1,0 +1,98 @@
+"""The same question in other words: lead-ins, synonyms, slips of the fingers, missing case and punctuation."""
+
+import re
+
+from ..split import Draw
+
+LEADS = (
+    "Hey, ", "Hi, ", "Hello, ", "So ", "Please tell me: ", "Tell me, ", "Can you tell me: ", "I wonder: ", "Quick question: ", "Question: ", "One question: ", "I want to know: ",
+    "I would like to know: ", "Well, ", "Ok, ", "Okay, ", "And ", "But ", "Now, ", "Sorry, ", "Excuse me, ", "One more thing: ", "Hm, ", "By the way, ", "Just curious: ", "Could you tell me: ",
+    "Do you know: ", "Please, ", "Next question: ", "Thanks. ", "Great. ", "Explain: ", "I am new here. ", "Another one: ", "Let me ask: ", "Hey there, ", "Actually, ",
+)  # fmt: skip
+TAILS = (
+    "?",
+    "??",
+    " please?",
+    " please",
+    ", please.",
+    " thanks",
+    " exactly?",
+    " really?",
+    " then?",
+    " by the way?",
+    " again?",
+    " ?",
+    "?!",
+    " in short?",
+    " in one sentence?",
+    " for me?",
+)
+SYNONYMS = {
+    "phone": ("iPhone", "mobile", "smartphone", "cell phone"), "iphone": ("phone", "mobile"), "computer": ("Mac", "laptop", "PC", "machine"), "mac": ("computer", "laptop", "machine"),
+    "cable": ("cord", "wire", "USB cable", "lead"), "fast": ("quick", "speedy"), "quick": ("fast",), "slow": ("sluggish",), "big": ("large", "huge"), "large": ("big",), "small": ("little",),
+    "need": ("require", "have to have"), "needs": ("requires",), "use": ("need", "work with"), "start": ("launch", "run", "begin", "boot"), "run": ("start", "launch", "use"), "stop": ("quit", "end", "shut down"),
+    "works": ("functions", "operates"), "work": ("function", "operate"), "happens": ("occurs", "goes on"), "purpose": ("point", "goal", "aim"), "happen": ("occur",), "made": ("built", "written", "created"),
+    "wrote": ("made", "created", "built"), "show": ("tell", "give"), "explain": ("describe", "tell me about"), "describe": ("explain",), "program": ("software", "tool", "app", "application"), "software": ("program", "tool"),
+    "supported": ("allowed", "possible", "available"), "install": ("set up", "get"), "free": ("gratis", "at no cost"), "safe": ("secure",), "private": ("confidential",), "long": ("lengthy",),
+    "answers": ("replies", "responses", "results"), "answer": ("reply", "response", "result"), "device": ("gadget", "thing"), "text": ("document", "prompt"), "memory": ("RAM",), "tell": ("show",),
+    "correct": ("right",), "same": ("identical", "equal"), "lose": ("drop",), "breaks": ("fails", "dies"), "kept": ("stored", "held"), "stored": ("kept", "saved"), "pull": ("unplug", "remove", "take out"), "unplug": ("pull out", "disconnect", "remove"),
+}  # fmt: skip
+
+
+def _slip(d: Draw, text: str) -> str:
+    """One letter doubled, dropped or swapped, not in the first place of a word."""
+    spots = [i for i in range(1, len(text) - 1) if text[i - 1 : i + 2].isalpha()]
+    if not spots:
+        return text
+    i = d.rng.choice(spots)
+    kind = d.rng.randrange(3)
+    if kind == 0:
+        return text[:i] + text[i] + text[i:]
+    if kind == 1:
+        return text[:i] + text[i + 1 :]
+    return text[:i] + text[i + 1] + text[i] + text[i + 2 :]
+
+
+def _synonym(d: Draw, text: str) -> str:
+    known = [m for m in re.finditer(r"[A-Za-z]+", text) if m[0].lower() in SYNONYMS]
+    if not known:
+        return text
+    m = d.rng.choice(known)
+    return text[: m.start()] + d.rng.choice(SYNONYMS[m[0].lower()]) + text[m.end() :]
+
+
+def reworded(d: Draw, text: str) -> str:
+    """A freer form of a question of general knowledge: any part of it may change."""
+    for _ in range(d.rng.choice((0, 1, 1, 2))):
+        text = _synonym(d, text)
+    if d.chance(0.2) and text[-1] in "?.":
+        text = text[:-1] + d.wording(TAILS)
+    if d.chance(0.3):
+        lead = d.wording(LEADS)
+        keep = text[0] == "I" or text[:2].isupper() or text.startswith("Backburner")
+        text = lead + (text if keep or lead.endswith(". ") else text[0].lower() + text[1:])
+    return roughened(d, text, 0.12)
+
+
+def roughened(d: Draw, text: str, slips: float = 0.0) -> str:
+    """Case and punctuation as people leave them out."""
+    if d.chance(0.3):
+        text = text.lower()
+    if d.chance(0.3):
+        text = text.rstrip("?.! ")
+    if d.chance(slips):
+        text = _slip(d, text)
+    return text or "?"
+
+
+def loosened(d: Draw, text: str) -> str:
+    """Only what keeps names and values as they are."""
+    r = d.rng.random()
+    if r < 0.12:
+        text = text.rstrip("?.! ")
+    if r > 0.88:
+        text = text[0].lower() + text[1:]
+    if d.chance(0.08):
+        lead = d.wording(LEADS)
+        text = lead + text
+    return text
