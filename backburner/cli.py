@@ -105,6 +105,10 @@ def serve(
     if page_tokens is None:
         page_tokens = c.TINY_PAGE_TOKENS if embedded else c.PAGE_TOKENS
     c.check_pages(window_tokens, page_tokens)
+    # All that can be wrong with the flags is found before a model is looked for, which may mean a long download.
+    _check_engine(engine)
+    loopback = _loopback(where, worker_memory, log_level)
+    connect = _connector(where, loopback)
     from backburner.api.server import bind, url_of
 
     sock = bind(host, port)
@@ -126,7 +130,6 @@ def serve(
     name, folder = find_model(model)
     model_type_for(read_config(folder))
     tokenizer = read_tokenizer(folder)
-    loopback = _loopback(where, worker_memory, log_level)
     parts = HostParts(
         name=name,
         folder=folder,
@@ -135,7 +138,7 @@ def serve(
         page_tokens=page_tokens,
         ctx_size=ctx_size,
         engine=engine,
-        connect=_connector(where, loopback),
+        connect=connect,
     )
     engine_thread = Engine(lambda: start_runner(parts, report), name)
     with contextlib.ExitStack() as cleanup:
@@ -179,6 +182,13 @@ def _check_limits(ctx_size: int | None, max_tokens: int | None, temperature: flo
     # The range that the API allows a request.
     if temperature is not None and not 0 <= temperature <= 2:
         raise ConfigError(f"--temperature {temperature:g} must be from 0 to 2.")
+
+
+def _check_engine(name: str) -> None:
+    from backburner.attention.select import ENGINE_NAMES
+
+    if name not in ENGINE_NAMES:
+        raise ConfigError(f"--engine {name!r} is not one of {', '.join(ENGINE_NAMES)}.")
 
 
 def _json_object(text: str | None) -> dict[str, Any]:

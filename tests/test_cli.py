@@ -46,7 +46,7 @@ BAD_FLAGS = [
     (["serve", "--temperature", "nan"], "--temperature nan must be from 0 to 2"),
     (
         ["serve", "--engine", "steam"],
-        "unknown attention engine 'steam'; choose one of auto, native, numpy, mlx",
+        "--engine 'steam' is not one of auto, native, numpy, mlx",
     ),
     (["serve", "--model", "/no/such/folder"], "no such folder"),
     (["serve", "--chat-template-kwargs", "{"], "--chat-template-kwargs is not JSON"),
