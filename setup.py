@@ -2,6 +2,10 @@
 
 from setuptools import Extension, setup
 
+VECTOR_HEADERS = [
+    f"backburner/native/{name}.h" for name in ("cpu", "each_isa", "each_isa_end", "vector_math")
+]
+
 # Plain shared libraries opened with ctypes; each has an empty module init so that setuptools can name and place it.
 setup(
     ext_modules=[
@@ -15,7 +19,7 @@ setup(
         Extension(
             "backburner.native._kernels",
             sources=["backburner/native/attention.c"],
-            depends=["backburner/native/attention_body.h", "backburner/native/cpu.h"],
+            depends=["backburner/native/attention_body.h", *VECTOR_HEADERS],
             libraries=["m"],
             extra_compile_args=["-O3", "-std=c11"],
             optional=True,
@@ -23,8 +27,15 @@ setup(
         Extension(
             "backburner.native._recurrent",
             sources=["backburner/native/recurrent.c"],
-            depends=["backburner/native/recurrent_body.h", "backburner/native/cpu.h"],
+            depends=["backburner/native/recurrent_body.h", *VECTOR_HEADERS],
             libraries=["m"],
+            extra_compile_args=["-O3", "-std=c11"],
+            optional=True,
+        ),
+        Extension(
+            "backburner.native._gating",
+            sources=["backburner/native/gating.c"],
+            depends=["backburner/native/gating_body.h", *VECTOR_HEADERS],
             extra_compile_args=["-O3", "-std=c11"],
             optional=True,
         ),

@@ -10,6 +10,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import dequantize_model
 
 from backburner.model.delta import use_chunked_delta
+from backburner.model.gating import use_native_gating
 from backburner.model.recurrent import use_native_recurrent
 
 # Of the memory that is free before loading; the rest is for K/V, activations and everybody else.
@@ -73,6 +74,7 @@ def prepare_for_cpu(model: nn.Module, memory_bytes: int | None = None) -> tuple[
     """
     use_chunked_delta()
     use_native_recurrent(model)
+    use_native_gating(model)
     available = memory_bytes if memory_bytes is not None else psutil.virtual_memory().available
     needed = fp32_bytes(model)
     dtypes = {v.dtype for _, v in tree_flatten(model.parameters())}

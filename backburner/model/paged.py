@@ -7,6 +7,11 @@ import numpy as np
 import numpy.typing as npt
 from mlx_lm.models.qwen3_next import Qwen3NextAttention
 
+from backburner.native.gating import load_gating
+
+# From here on one call of the C part costs less than MLX's sigmoid (14 ns a value on CPU).
+GATED_TOKENS_MIN = 2
+
 
 def to_numpy(x: mx.array) -> npt.NDArray[Any]:
     """An evaluated MLX array as numpy, without a copy on CPU. bfloat16 comes as its uint16 bits."""
@@ -25,7 +30,7 @@ class PagedAttention(Qwen3NextAttention):
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         _, T, _ = x.shape
         queries, gate = mx.split(self.q_proj(x).reshape(1, T, self.num_attention_heads, -1), 2, axis=-1)
-        gate = mx.sigmoid(gate.reshape(1, T, -1))
+        gate = gate.reshape(T, self.num_attention_heads, self.head_dim)
         keys = self.k_proj(x).reshape(1, T, self.num_key_value_heads, -1)
         values = self.v_proj(x).reshape(1, T, self.num_key_value_heads, -1)
         queries = self.rope(self.q_norm(queries).transpose(0, 2, 1, 3), offset=cache.offset)
@@ -33,10 +38,15 @@ class PagedAttention(Qwen3NextAttention):
         values = values.transpose(0, 2, 1, 3)
 
         # One point of evaluation: from here the pages' engine works on plain memory, and a worker may be asked too.
-        queries, keys, values = (mx.contiguous(a) for a in (queries, keys, values))
+        queries, keys, values, gate = (mx.contiguous(a) for a in (queries, keys, values, gate))
         mx.eval(queries, keys, values, gate)
         o = cache.attend(
-            to_numpy(queries[0]), to_numpy(keys[0]), to_numpy(values[0])
+            to_numpy(queries)[0], to_numpy(keys)[0], to_numpy(values)[0]
         )  # [q_heads, T, head_dim] fp32
-        output = mx.array(o).transpose(1, 0, 2).reshape(1, T, -1).astype(x.dtype)
-        return self.o_proj(output * gate)
+        o = o.transpose(1, 0, 2)  # [T, q_heads, head_dim], as the gate
+        kernels = load_gating() if T >= GATED_TOKENS_MIN and gate.dtype == mx.float32 else None
+        if kernels is not None:
+            output = mx.array(kernels.sigmoid_gate(to_numpy(gate), np.ascontiguousarray(o)))
+        else:
+            output = mx.array(o).astype(x.dtype) * mx.sigmoid(gate)
+        return self.o_proj(output.reshape(1, T, -1))

@@ -206,11 +206,6 @@ typedef int32_t Int_avx2 __attribute__((vector_size(32)));
 #define WIDEN_ROWS 12
 typedef float Vec_generic __attribute__((vector_size(16)));
 typedef int32_t Int_generic __attribute__((vector_size(16)));
-INLINE Vec_generic load_generic(const float *p) {
-    Vec_generic x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
 INLINE Vec_generic choose_generic(Int_generic mask, Vec_generic yes, Vec_generic no) {
     return (Vec_generic)((mask & (Int_generic)yes) | (~mask & (Int_generic)no));
 }
@@ -218,7 +213,6 @@ INLINE Vec_generic choose_generic(Int_generic mask, Vec_generic yes, Vec_generic
 INLINE Vec_generic max_generic(Vec_generic a, Vec_generic b) { return choose_generic(a > b, a, b); }
 INLINE Vec_generic min_generic(Vec_generic a, Vec_generic b) { return choose_generic(a < b, a, b); }
 #define VLOAD(p) load_generic(p)
-INLINE void store_generic(float *p, Vec_generic x) { memcpy(p, &x, sizeof x); }
 #define VSTORE(p, x) store_generic(p, x)
 #define VSET1(x) ((Vec_generic){(x), (x), (x), (x)})
 #define VMAX(a, b) max_generic(a, b)

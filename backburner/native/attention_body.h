@@ -1,8 +1,8 @@
 /* Page attention for one instruction set: included once for each by attention.c, which defines ISA, LANES, WIDE (vectors
  * in a micro-kernel's row), WIDEN_ROWS and the V... operations, and gets them undefined again. */
 
-#define Vec FN(Vec)
-#define Int FN(Int)
+#include "vector_math.h"
+
 #define LOAD_0(p) VLOAD((const float *)(p))
 #define LOAD_1(p) VLOAD_F16((const uint16_t *)(p))
 #define LOAD_2(p) VLOAD_BF16((const uint16_t *)(p))
@@ -107,25 +107,6 @@ static void FN(product)(int dtype, int rows, int64_t columns, const float *a, in
         FN(narrow)[dtype][rows - 1](a, lda, (const char *)b + column * element_bytes, ldb, depth, c + column, ldc, keep,
                                     ahead + column * depth * element_bytes);
 #endif
-}
-
-/* e^x for x <= 0, within 1 ulp; 0 below -87.3, where floats become subnormal; NaN stays NaN. */
-INLINE Vec FN(exp)(Vec x) {
-    const Vec lowest = VSET1(-87.3f), magic = VSET1(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    Int visible = ~(x < lowest);
-    Vec y = VMAX(lowest, x);
-    Vec shifted = VFMA(y, VSET1(1.44269504f), magic);
-    Vec n = shifted - magic;
-    Vec r = VFMA(n, VSET1(2.12194440e-4f), VFMA(n, VSET1(-0.693359375f), y)); /* ln 2 in two parts */
-    Vec p = VSET1(1.9875691500e-4f);
-    p = VFMA(p, r, VSET1(1.3981999507e-3f));
-    p = VFMA(p, r, VSET1(8.3334519073e-3f));
-    p = VFMA(p, r, VSET1(4.1665795894e-2f));
-    p = VFMA(p, r, VSET1(1.6666665459e-1f));
-    p = VFMA(p, r, VSET1(5.0000001201e-1f));
-    p = VFMA(p, r * r, r) + VSET1(1.0f);
-    Int power = (((Int)shifted - (Int)magic) + 127) << 23;
-    return (Vec)((Int)(p * (Vec)power) & visible);
 }
 
 INLINE float FN(exp_one)(float x) { return FN(exp)(VSET1(x))[0]; }

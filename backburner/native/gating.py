@@ -1,0 +1,55 @@
+"""Opens the C part of gated products (SwiGLU and the attention gate) with ctypes and gives it types."""
+
+import ctypes
+import functools
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backburner.native.kernels import ISA_VARIABLE
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class GatingKernels:
+    """The opened library. Arrays are contiguous fp32 of one size; the calls release the GIL."""
+
+    library: ctypes.CDLL
+
+    def swiglu(self, x: Floats, y: Floats) -> Floats:
+        """silu(x) * y, in new memory."""
+        return self._run(self.library.bb_swiglu, x, y)
+
+    def sigmoid_gate(self, x: Floats, y: Floats) -> Floats:
+        """sigmoid(x) * y, in new memory."""
+        return self._run(self.library.bb_sigmoid_gate, x, y)
+
+    def _run(self, function: Any, x: Floats, y: Floats) -> Floats:
+        out = np.empty(x.shape, np.float32)
+        function(x.size, x.ctypes.data, y.ctypes.data, out.ctypes.data)
+        return out
+
+
+@functools.cache
+def load_gating() -> GatingKernels | None:
+    """The C part, opened once for the process; None if it was not built or cannot run here."""
+    spec = importlib.util.find_spec("backburner.native._gating")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        library = ctypes.CDLL(spec.origin)
+    except OSError:
+        return None
+    for function in (library.bb_swiglu, library.bb_sigmoid_gate):
+        function.argtypes = [ctypes.c_int64, *(ctypes.c_void_p,) * 3]
+        function.restype = None
+    library.bb_gating_select_isa.argtypes = [ctypes.c_char_p]
+    wanted = os.environ.get(ISA_VARIABLE) or None
+    if library.bb_gating_select_isa(wanted.encode() if wanted else None):
+        return None
+    return GatingKernels(library)
