@@ -104,6 +104,18 @@ def test_a_request_right_after_a_kill_is_answered(host: Server, reference: str) 
     comes_back(host, reference)
 
 
+def test_a_frozen_loopback_worker_is_replaced(host: Server, reference: str) -> None:
+    comes_back(host, reference)
+    child = host.worker()
+    child.suspend()
+    assert ask(host) == reference, (
+        "nothing was held yet; it goes on alone after the 10 s that a reply may take"
+    )
+    assert lost(host)
+    comes_back(host, reference)
+    until(lambda: gone(child))
+
+
 @pytest.mark.parametrize("busy", [in_prefill, in_decode])
 def test_a_request_whose_pages_are_gone_ends_with_a_named_error(
     host: Server, reference: str, busy: Callable[[Server], Request]

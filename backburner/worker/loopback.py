@@ -20,7 +20,7 @@ READY_PREFIX = "listening on "  # then HOST:PORT, on the worker's standard outpu
 
 
 class LoopbackWorker:
-    """Starts `backburner worker` on a free loopback port. `connect` starts it again when it has died.
+    """Starts `backburner worker` on a free loopback port, anew at each `connect`.
 
     The child's standard input is a pipe that nobody writes to: when this process ends, however it ends, the pipe
     closes and the worker stops.
@@ -47,9 +47,17 @@ class LoopbackWorker:
         return self.connect
 
     def connect(self) -> Link:
-        """A link to the running worker. Raises LinkClosed or LinkTimeout."""
-        if self._process is None or self._process.poll() is not None:
+        """A link to a new worker. Raises LinkClosed or LinkTimeout.
+
+        One that still runs lost its link by being frozen or far behind. It would stay so, and a new one takes 0.3 s.
+        """
+        if self._process is not None:
+            self._process.kill()
+            self.close()
+        try:
             self._start()
+        except OSError as e:
+            raise LinkClosed(f"the loopback worker cannot be started: {e}") from e
         return Link(connect("127.0.0.1", self._port))
 
     def _start(self) -> None:
