@@ -14,9 +14,9 @@ from .split import Draw
 BATCH_TOKENS = 4096
 # Until which share of the run which lengths are drawn: short ones first, since copying is learnt there and they are cheap.
 CURRICULUM = (
-    (0.38, (256,)),
-    (0.52, (256, 512)),
-    (0.68, (256, 512, 512, 1024)),
+    (0.32, (256,)),
+    (0.46, (256, 512)),
+    (0.64, (256, 512, 512, 1024)),
     (0.84, (256, 512, 1024, 2048)),
     (1.00, (256, 512, 1024, 2048, 4096)),
 )

@@ -134,12 +134,12 @@ def conversation(d: Draw, tokens: int) -> Row:
     """A row that is at least `tokens` long when it is encoded (it is cut there)."""
     row = Row()
     rng = d.rng
-    setting = rng.choices(("none", "system", "tools", "document"), weights=(26, 8, 32, 34))[0]
+    setting = rng.choices(("none", "system", "tools", "document"), weights=(24, 7, 36, 33))[0]
     if tokens >= 2048:  # what is long is a document, else the row would be dozens of unrelated turns
         setting = rng.choices(("none", "tools", "document"), weights=(5, 20, 75))[0]
     thinking = 0.8 if d.chance(0.25) else 0.0
     toolbox = (
-        tools.toolbox(d, rng.choice((1, 1, 2) if tokens <= 256 else (1, 2, 3, 4, 5)))
+        tools.toolbox(d, rng.choice((1, 1, 1, 2) if tokens <= 256 else (1, 2, 3, 4, 5)))
         if setting == "tools"
         else []
     )

@@ -2,6 +2,7 @@
 
 import random
 import zlib
+from functools import cache
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,8 +13,14 @@ HELD_OUT_SHARE = 10
 SMALLEST_LIST = 6
 
 
+@cache
 def is_held_out(text: str) -> bool:
     return zlib.crc32(text.encode()) % HELD_OUT_SHARE == 0
+
+
+@cache
+def _mine(options: tuple[str, ...], held: bool) -> tuple[str, ...]:
+    return tuple(o for o in options if is_held_out(o) == held) or options
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +40,7 @@ class Draw:
         """One of the options of this side: trained ones, or, in evaluation, only held-out ones where there are some."""
         if len(options) < SMALLEST_LIST:
             return self.rng.choice(options)
-        held = self.side == "evaluate"
-        mine = [o for o in options if is_held_out(o) == held]
-        return self.rng.choice(mine or options)
+        return self.rng.choice(_mine(tuple(options), self.side == "evaluate"))
 
     def chance(self, p: float) -> bool:
         return self.rng.random() < p
