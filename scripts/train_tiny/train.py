@@ -15,8 +15,8 @@ from .model import Config, Tiny
 from .optimizer import Optimizer, rate
 from .tokenizer import letter_pieces, train_tokenizer
 
-# About 70 minutes on two cores at 4.1k tokens a second.
-STEPS = 4200
+# About 70 minutes on two cores at 3.8k tokens a second.
+STEPS = 3900
 CHECKPOINT_EVERY_S = 300
 LOG_EVERY_STEPS = 20
 CONTEXT_WEIGHT = 0.1
