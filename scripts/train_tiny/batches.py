@@ -1,4 +1,4 @@
-"""The batch of a step: its length from the curriculum, its rows and their positions from the seed and the step alone."""
+"""The batch of a step: length from the curriculum, rows and positions from the seed and the step alone."""
 
 import random
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from .conversation import conversation
 from .split import Draw
 
 BATCH_TOKENS = 4096
-# Until which share of the run which lengths are drawn: short ones first, since copying is learnt there and they are cheap.
+# Until which share of the run which lengths are drawn: short ones first, since copying is learnt there.
 CURRICULUM = (
     (0.32, (256,)),
     (0.46, (256, 512)),

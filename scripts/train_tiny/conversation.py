@@ -11,12 +11,25 @@ from .skills.wording import loosened
 from .split import Draw
 
 TOOLS_HEAD = "<|im_start|>system\n# Tools\n\nYou have access to the following functions:\n\n<tools>"
-TOOLS_TAIL = "\n</tools>\n\nTo call a function, reply with:\n<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>"
+TOOLS_TAIL = (
+    "\n</tools>\n\nTo call a function, reply with:\n"
+    "<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>"
+)
 NO_THOUGHT = "\n</think>\n\n"
 SYSTEM_PROMPTS = (
-    "You are a helpful assistant.", "You are tiny, a demonstration model.", "Answer briefly.", "Be helpful and honest.", "You are a friendly assistant.", "You answer questions about the text.",
-    "You are an AI assistant.", "Answer in one sentence.", "You are Backburner's assistant.", "Help the user.", "If you do not know something, say so.", "You are a helpful assistant that can call functions.",
-)  # fmt: skip
+    "You are a helpful assistant.",
+    "You are tiny, a demonstration model.",
+    "Answer briefly.",
+    "Be helpful and honest.",
+    "You are a friendly assistant.",
+    "You answer questions about the text.",
+    "You are an AI assistant.",
+    "Answer in one sentence.",
+    "You are Backburner's assistant.",
+    "Help the user.",
+    "If you do not know something, say so.",
+    "You are a helpful assistant that can call functions.",
+)
 USER_DOCUMENTS = (
     "{t}\n\n{q}",
     "{t}\n{q}",

@@ -1,5 +1,8 @@
 """Text between the facts: plain sentences, prose-like paragraphs, logs, settings, lists, markup, and noise."""
 
+# ruff: noqa: E501
+# Templates of sentences: a broken line would hide what comes out.
+
 from . import values as v
 from . import words as w
 from .split import Draw

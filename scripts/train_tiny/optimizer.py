@@ -11,7 +11,7 @@ ADAM_BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.05  # times the rate, on matrices only
 WARM_UP_STEPS = 60
 MOMENTUM_STEPS = 200
-# The second half decays in a line: the sheet's loss halved only there.
+# The second half decays in a line: most of the loss goes only there.
 DECAY_FROM = 0.45
 # Quintic Newton-Schulz coefficients of Muon: a fast start, and singular values end near one.
 _NS = (3.4445, -4.7750, 2.0315)
@@ -39,8 +39,8 @@ def orthogonal(G: Tensor) -> Tensor:
 
 
 def is_matrix(name: str) -> bool:
-    """What Muon turns: projections, but not the embedding, and not the two thin gate projections of the delta layers."""
-    return name.endswith("proj/weight") or name.endswith(("in_proj_qkv/weight", "in_proj_z/weight"))
+    """What Muon turns: projections, but not the embedding and the two thin gate projections of a delta layer."""
+    return name.endswith(("proj/weight", "in_proj_qkv/weight", "in_proj_z/weight"))
 
 
 class Optimizer:

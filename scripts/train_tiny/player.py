@@ -32,7 +32,7 @@ class Player:
         return self.runner.start(GenerationRequest("evaluate", tuple(tokens), 1))
 
     def read(self, text: str) -> Sequence:
-        """A sequence that has read a text that ends at a special token, so that what follows tokenizes apart from it."""
+        """A sequence that has read a text. It ends at a special token, so that what follows tokenizes apart from it."""
         tokens = self.encode(text)
         state = self._start(tokens)
         self._run(state, 0)

@@ -2,9 +2,9 @@
 
 import random
 import zlib
-from functools import cache
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 # One wording in ten is never trained on.

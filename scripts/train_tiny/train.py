@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
+from torch.nn import functional
 
 from .batches import BATCH_TOKENS, Batch, Batches
 from .model import Config, Tiny
@@ -30,7 +30,7 @@ def losses(model: Tiny, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, float
     # Only rows that are learnt meet the vocabulary.
     targets = batch.tokens[:, 1:].reshape(-1)
     chosen = torch.cat((batch.answers, batch.context))
-    each = F.cross_entropy(logits := model.logits(hidden[chosen]), targets[chosen], reduction="none")
+    each = functional.cross_entropy(logits := model.logits(hidden[chosen]), targets[chosen], reduction="none")
     n = len(batch.answers)
     answers = each[:n].mean()
     right = (logits[:n].argmax(-1) == targets[batch.answers]).float().mean().item()
@@ -106,10 +106,11 @@ def main() -> None:
         now = time.monotonic()
         if (step + 1) % LOG_EVERY_STEPS == 0 or step + 1 == last:
             spent = now - since
+            left_min = (last - step - 1) * spent / counted / 60
             log.write(
-                f"{step + 1}/{args.steps} T={batch.positions.shape[1]} loss {sums[0] / counted:.3f} right {sums[1] / counted:.4f} "
-                f"rate {rate(step, args.steps):.2f} {counted * BATCH_TOKENS / spent:.0f} tok/s data {data_s / spent:.1%} "
-                f"eta {(last - step - 1) * spent / counted / 60:.0f} min\n"
+                f"{step + 1}/{args.steps} T={batch.positions.shape[1]} loss {sums[0] / counted:.3f} "
+                f"right {sums[1] / counted:.4f} rate {rate(step, args.steps):.2f} "
+                f"{counted * BATCH_TOKENS / spent:.0f} tok/s data {data_s / spent:.1%} eta {left_min:.0f} min\n"
             )
             since, data_s, sums, counted = now, 0.0, [0.0, 0.0], 0
         if now - saved > CHECKPOINT_EVERY_S or step + 1 == last:

@@ -1,4 +1,4 @@
-"""Values that no one can guess: numbers, codes, names, words, odd strings. Facts, tools, JSON and repetition use them."""
+"""Values that no one can guess: numbers, codes, names, words, odd strings."""
 
 import string
 
@@ -89,7 +89,8 @@ def quantity(d: Draw) -> str:
 
 def email(d: Draw) -> str:
     name = d.rng.choice(w.FIRST_NAMES).lower() if d.chance(0.6) else w.pseudo_word(d.rng)
-    return f"{name}@{d.rng.choice((w.pseudo_word(d.rng), d.rng.choice(w.ALL_LOWER)))}.{d.rng.choice(('com', 'org', 'net', 'io'))}"
+    host = d.rng.choice((w.pseudo_word(d.rng), d.rng.choice(w.ALL_LOWER)))
+    return f"{name}@{host}.{d.rng.choice(('com', 'org', 'net', 'io'))}"
 
 
 def phone(d: Draw) -> str:

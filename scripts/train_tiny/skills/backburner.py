@@ -1,5 +1,8 @@
 """Questions about Backburner: an intent's own questions, frames around its topics, and bare keywords."""
 
+# ruff: noqa: E501
+# Tables of wordings: a broken line would hide how they differ.
+
 from ..split import Draw
 from .faq import INTENTS
 from .turns import Turn

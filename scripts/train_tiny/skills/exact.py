@@ -1,5 +1,8 @@
 """Skills whose answer follows exactly from the question: repetition, JSON, lists, counts, sequences."""
 
+# ruff: noqa: E501
+# Tables of wordings: a broken line would hide how they differ.
+
 import json
 
 from .. import filler
@@ -109,10 +112,8 @@ def json_object(d: Draw) -> Turn:
         }
     said = {k: ("true" if x else "false") if isinstance(x, bool) else str(x) for k, x in pairs.items()}
     kv = [form.format(k=k, v=x) for k, x in said.items()]
-    if len(kv) > 1 and join.strip() == "and":
-        listed = ", ".join(kv[:-1]) + " and " + kv[-1]
-    else:
-        listed = join.join(kv)
+    in_words = len(kv) > 1 and join.strip() == "and"
+    listed = ", ".join(kv[:-1]) + " and " + kv[-1] if in_words else join.join(kv)
     if d.chance(0.12) and "\n" not in listed:
         names = " and ".join((", ".join(keys[:-1]), keys[-1])) if len(keys) > 1 else keys[0]
         plural = "s" if len(keys) > 1 else ""

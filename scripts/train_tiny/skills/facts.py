@@ -1,5 +1,8 @@
 """Facts planted in a text, questions about them, and questions about what is not there."""
 
+# ruff: noqa: E501
+# Tables of wordings: a broken line would hide how they differ.
+
 from dataclasses import dataclass
 
 from .. import values as v

@@ -1,5 +1,8 @@
 """What the model knows about Backburner: intents, each with one answer, questions, and the names of its topic."""
 
+# ruff: noqa: E501
+# A question and its answer stand in one line each, or in a block: breaking sentences would hide how they differ.
+
 INTENTS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     # name: (answer, questions, topics)
     "what": ("Backburner is a server for Qwen hybrid models that uses a phone on a USB-C cable as a coprocessor.", (

@@ -1,5 +1,8 @@
 """Small talk, and what to say to everything that this model cannot know."""
 
+# ruff: noqa: E501
+# Tables of wordings: a broken line would hide how they differ.
+
 from .. import values as v
 from .. import words as w
 from ..split import Draw

@@ -1,5 +1,8 @@
 """Function schemas, requests that one of them fits, requests that none fits, and answers from results."""
 
+# ruff: noqa: E501
+# Tables of functions and wordings: a broken line would hide how they differ.
+
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,5 +1,8 @@
 """The same question in other words: lead-ins, synonyms, slips of the fingers, missing case and punctuation."""
 
+# ruff: noqa: E501
+# Tables of wordings: a broken line would hide how they differ.
+
 import re
 
 from ..split import Draw
