@@ -64,10 +64,92 @@ def _synonym(d: Draw, text: str) -> str:
     return text[: m.start()] + d.rng.choice(SYNONYMS[m[0].lower()]) + text[m.end() :]
 
 
+# Said before a question without saying anything about it.
+CONTEXTS = (
+    "I am curious. ", "I am a beginner. ", "I need this for work. ", "I did not understand that. ", "Let me ask something. ", "This may be a silly question. ", "My friend told me about this. ", "I just found this. ", "I am not sure. ",
+    "I have been wondering. ", "Before I begin: ", "Just to be sure: ", "For my own understanding: ", "My boss wants to know: ", "Another thing. ", "Last question: ", "I could not find it. ", "Simple question. ", "You seem to know this. ", "Listen. ",
+)  # fmt: skip
+FILLERS = (
+    "actually",
+    "really",
+    "just",
+    "exactly",
+    "even",
+    "maybe",
+    "perhaps",
+    "usually",
+    "ever",
+    "also",
+    "still",
+    "then",
+    "now",
+    "again",
+    "basically",
+    "normally",
+    "simply",
+)
+_SMALL = frozenset(
+    [
+        "a",
+        "an",
+        "the",
+        "is",
+        "are",
+        "was",
+        "be",
+        "do",
+        "does",
+        "did",
+        "can",
+        "could",
+        "will",
+        "would",
+        "should",
+        "i",
+        "you",
+        "it",
+        "to",
+        "of",
+        "for",
+        "in",
+        "on",
+        "with",
+        "my",
+        "me",
+        "this",
+        "that",
+        "there",
+        "have",
+        "has",
+        "what",
+        "which",
+        "how",
+    ]
+)
+
+
+def _telegram(d: Draw, text: str) -> str:
+    """Content words only, as people type into a search box."""
+    kept = [word for word in text.split(" ") if word.lower().strip("?.!,") not in _SMALL or d.chance(0.15)]
+    return " ".join(kept) if len(kept) > 1 else text
+
+
+def _filled(d: Draw, text: str) -> str:
+    words = text.split(" ")
+    words.insert(d.rng.randint(1, len(words) - 1) if len(words) > 1 else 0, d.any(FILLERS))
+    return " ".join(words)
+
+
 def reworded(d: Draw, text: str) -> str:
     """A freer form of a question of general knowledge: any part of it may change."""
     for _ in range(d.rng.choice((0, 1, 1, 2))):
         text = _synonym(d, text)
+    if d.chance(0.12):
+        text = _telegram(d, text)
+    if d.chance(0.1):
+        text = _filled(d, text)
+    if d.chance(0.08):
+        text = d.wording(CONTEXTS) + text
     if d.chance(0.2) and text[-1] in "?.":
         text = text[:-1] + d.wording(TAILS)
     if d.chance(0.3):
