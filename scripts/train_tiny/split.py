@@ -7,20 +7,27 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-# One wording in ten is never trained on.
+# One wording in ten, and of a list at least one, is never trained on.
 HELD_OUT_SHARE = 10
 # From a shorter list nothing is held out: training would lose too much.
 SMALLEST_LIST = 6
 
 
+def _hash(text: str) -> int:
+    return zlib.crc32(text.encode())
+
+
 @cache
-def is_held_out(text: str) -> bool:
-    return zlib.crc32(text.encode()) % HELD_OUT_SHARE == 0
+def is_held_out(name: str) -> bool:
+    """For names that are put together from parts, where there is no list to count in."""
+    return _hash(name) % HELD_OUT_SHARE == 0
 
 
 @cache
 def _mine(options: tuple[str, ...], held: bool) -> tuple[str, ...]:
-    return tuple(o for o in options if is_held_out(o) == held) or options
+    by_hash = sorted(set(options), key=_hash)
+    apart = set(by_hash[: max(1, len(by_hash) // HELD_OUT_SHARE)])
+    return tuple(o for o in options if (o in apart) == held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class Draw:
         return self.rng.choice(options)
 
     def wording(self, options: Sequence[str]) -> str:
-        """One of the options of this side: trained ones, or, in evaluation, only held-out ones where there are some."""
+        """One of the options of this side: trained ones, or in evaluation only held-out ones; of short lists any."""
         if len(options) < SMALLEST_LIST:
             return self.rng.choice(options)
         return self.rng.choice(_mine(tuple(options), self.side == "evaluate"))
