@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
-from harness import core_limits, fair_environment, finish, pin, usable_cores
+from harness import core_limits, fair_environment, finish, pin, pin_process, usable_cores
 from models import write_small
 
 from backburner.attention.select import make_engine
@@ -74,6 +73,7 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--depth", type=int, default=262_144, help="old positions (a multiple of 8,192)")
+    parser.add_argument("--engine", default="auto", help="attention engine of both sides")
     parser.add_argument("--tokens", type=int, default=40, help="tokens timed on each side")
     args = parser.parse_args()
     fair_environment()
@@ -85,7 +85,7 @@ def main() -> None:
         folder = write_small(Path(temporary) / "small")
         loaded = load("small", folder)
         tokenizer = read_tokenizer(folder)
-    engine = make_engine("auto")
+    engine = make_engine(args.engine)
     layers = loaded.model.attention_layers
     geometry = loaded.model.geometry(PAGE_TOKENS)
     depth = args.depth // (2 * PAGE_TOKENS) * 2 * PAGE_TOKENS
@@ -102,8 +102,8 @@ def main() -> None:
         Residency(PAGE_TOKENS, window),
     )
     assert process.pid is not None
-    if len(cores) > 1 and hasattr(psutil.Process, "cpu_affinity"):
-        psutil.Process(process.pid).cpu_affinity([cores[1]])
+    if len(cores) > 1:
+        pin_process(process.pid, cores[1])
     speed = worker._link.measure()
 
     with_worker = ModelRunner(loaded, tokenizer, engine, geometry, 2 * depth, worker)

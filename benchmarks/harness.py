@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psutil
 
 from backburner.native.kernels import load_kernels
 
@@ -35,6 +36,13 @@ def pin(core: int) -> None:
     """Keeps this process on one core, where the system can."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
+
+
+def pin_process(pid: int, core: int) -> None:
+    """Moves another process to a core, with all the threads that it has by now."""
+    if hasattr(os, "sched_setaffinity"):
+        for thread in psutil.Process(pid).threads():
+            os.sched_setaffinity(thread.id, {core})
 
 
 def median_s(run: Callable[[], object], rounds: int) -> float:

@@ -4,9 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import mlx.core as mx
-from mlx.utils import tree_flatten
-
 from backburner.model.load import TINY
 
 # 16 layers, 169 M parameters: what a 27B model is, scaled to what one core runs in seconds.
@@ -36,6 +33,9 @@ SMALL = {
 
 def write_small(folder: Path, config: dict[str, object] | None = None, seed: int = 0) -> Path:
     """Writes a model with random fp32 weights and tiny's tokenizer, in mlx-lm's format."""
+    # Not above: backburner.model has to be imported before MLX, and sorted imports would put MLX first.
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
     from mlx_lm.models import qwen3_5
 
     config = config or SMALL
