@@ -15,6 +15,30 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return (a.to(dtype) @ b.to(dtype)).float()
 
 
+class CausalConv(torch.autograd.Function):
+    """Depthwise convolution over the newest taps: x [B, T, channels], weight [channels, taps], newest last."""
+
+    @staticmethod
+    def forward(ctx, x, weight):  # noqa: ANN001, ANN205
+        ctx.save_for_backward(x, weight)
+        T, taps = x.shape[1], weight.shape[1]
+        y = x * weight[:, -1]
+        for back in range(1, taps):
+            y[:, back:].addcmul_(x[:, : T - back], weight[:, taps - 1 - back])
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):  # noqa: ANN001, ANN205
+        x, weight = ctx.saved_tensors
+        T, taps = x.shape[1], weight.shape[1]
+        dx, dw = dy * weight[:, -1], torch.empty_like(weight)
+        dw[:, -1] = (x * dy).sum((0, 1))
+        for back in range(1, taps):
+            dx[:, : T - back].addcmul_(dy[:, back:], weight[:, taps - 1 - back])
+            dw[:, taps - 1 - back] = (x[:, : T - back] * dy[:, back:]).sum((0, 1))
+        return dx, dw
+
+
 class UnitLowerInverse(torch.autograd.Function):
     """(I + L)^-1 of strictly lower triangular L [..., C, C]."""
 

@@ -73,10 +73,7 @@ def delta_inputs(x, norm, qkv_w, z_w, a_w, b_w, conv, A_log, dt_bias, c: Config,
     qkv = functional.linear(h, qkv_w.to(dtype)).float()
     z = functional.linear(h, z_w.to(dtype))
     a, b = functional.linear(h, a_w.to(dtype)).float(), functional.linear(h, b_w.to(dtype)).float()
-    K = c.linear_conv_kernel_dim
-    padded = functional.pad(qkv, (0, 0, K - 1, 0))
-    mixed = sum(padded[:, j : j + T] * conv[:, j] for j in range(K))
-    mixed = functional.silu(mixed)
+    mixed = functional.silu(delta.CausalConv.apply(qkv, conv))
     kd = c.linear_num_key_heads * c.linear_key_head_dim
     q, k, v = mixed.split((kd, kd, qkv.shape[-1] - 2 * kd), -1)
     q = q.reshape(B, T, c.linear_num_key_heads, c.linear_key_head_dim)
