@@ -19,7 +19,7 @@ class CausalConv(torch.autograd.Function):
     """Depthwise convolution over the newest taps: x [B, T, channels], weight [channels, taps], newest last."""
 
     @staticmethod
-    def forward(ctx, x, weight):  # noqa: ANN001, ANN205
+    def forward(ctx, x, weight):
         ctx.save_for_backward(x, weight)
         T, taps = x.shape[1], weight.shape[1]
         y = x * weight[:, -1]
@@ -28,7 +28,7 @@ class CausalConv(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy):  # noqa: ANN001, ANN205
+    def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         T, taps = x.shape[1], weight.shape[1]
         dx, dw = dy * weight[:, -1], torch.empty_like(weight)
