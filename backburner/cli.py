@@ -110,7 +110,9 @@ def serve(
     loopback = _loopback(where, worker_memory, log_level)
     connect = _connector(where, loopback)
     from backburner.api.server import bind, url_of
+    from backburner.transport.tcp import require_loopback
 
+    require_loopback(host.strip("[]"))  # until there are API keys, whoever reaches the port may use it
     sock = bind(host, port)
     from backburner.api.app import create_app
     from backburner.api.server import serve as run_server

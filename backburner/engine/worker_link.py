@@ -5,8 +5,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-import psutil
-
 from backburner import __version__
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.engine.request import WorkerStatus
@@ -166,8 +164,3 @@ class WorkerLink:
     def close(self) -> None:
         self._mover.close()
         self._link.close()
-
-
-def host_free_bytes() -> int:
-    """Memory that this machine could give to K and V now."""
-    return int(psutil.virtual_memory().available)

@@ -98,11 +98,6 @@ class PageTable:
         """Positions stored in every layer."""
         return min((layer.offset for layer in self.layers.values()), default=0)
 
-    @property
-    def local_pages(self) -> int:
-        """Pages of one layer that are on the host, the open one included."""
-        return -(-self.tokens // self.geometry.page_tokens) - self.held
-
     def name_full_pages(self, tokens: Sequence[int]) -> None:
         """Extends `keys` to all pages that are full. `tokens` are the sequence's, at least as many as stored."""
         size = self.geometry.page_tokens

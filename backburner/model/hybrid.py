@@ -1,7 +1,7 @@
 """A Qwen hybrid model as layers that can be run in ranges, with paged attention in the full-attention ones."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -9,10 +9,6 @@ from mlx_lm.models.cache import ArraysCache
 
 from backburner.attention.engine import Geometry
 from backburner.model.paged import PagedAttention
-
-
-class LayerCache(Protocol):
-    """What a layer keeps between calls: mlx-lm's ArraysCache for a recurrent one, `kv.LayerPages` for attention."""
 
 
 class HybridModel:
@@ -31,11 +27,6 @@ class HybridModel:
             self.layers[i].self_attn.__class__ = PagedAttention
         self.dtype: mx.Dtype = self._body.norm.weight.dtype
         self.max_position_embeddings = int(config.get("max_position_embeddings", 32768))
-        self.cycle = int(config.get("full_attention_interval", 4))
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self._head.args.vocab_size)
 
     def geometry(self, page_tokens: int) -> Geometry:
         """The shape of every attention layer's pages."""
@@ -58,7 +49,10 @@ class HybridModel:
         return self._body.embed_tokens(tokens[None]).astype(self.dtype)
 
     def run_layers(self, residual: mx.array, caches: Sequence[Any], start: int, stop: int) -> mx.array:
-        """Layers [start, stop) over a residual [1, T, hidden]; each layer's cache moves on by T."""
+        """Layers [start, stop) over a residual [1, T, hidden]; each layer's cache moves on by T.
+
+        `caches`, by layer: mlx-lm's ArraysCache for a recurrent one, `kv.LayerPages` for attention.
+        """
         for i in range(start, stop):
             residual = self.layers[i](residual, None, caches[i])
         return residual
