@@ -63,7 +63,8 @@ class ChunkScan(torch.autograd.Function):
     def forward(ctx, M, N, dtype):
         S = torch.zeros_like(N)
         for c in range(len(M) - 1):
-            torch.baddbmm(N[c], M[c], S[c], out=S[c + 1])
+            # Not baddbmm: on CPU it multiplies one matrix after the other, each time on all threads.
+            torch.bmm(M[c], S[c], out=S[c + 1]).add_(N[c])
         ctx.save_for_backward(M, S)
         ctx.dtype = dtype
         return S
@@ -74,7 +75,7 @@ class ChunkScan(torch.autograd.Function):
         # dN[c] is the gradient that reaches S[c+1]; the last chunk's state is used by nobody.
         dN = torch.zeros_like(S)
         for c in range(len(M) - 2, -1, -1):
-            torch.baddbmm(dS[c + 1], M[c + 1].mT, dN[c + 1], out=dN[c])
+            torch.bmm(M[c + 1].mT, dN[c + 1], out=dN[c]).add_(dS[c + 1])
         return product(dN, S.mT, ctx.dtype), dN, None
 
 
