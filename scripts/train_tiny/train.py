@@ -1,8 +1,9 @@
 """Trains `tiny` from nothing on generated conversations; a run can be stopped and resumed at any checkpoint.
 
 Start it with GOMP_SPINCOUNT=20000 if anything else may run on the machine. By default a thread spins until the
-others have done their share, and with one of them descheduled that is a time slice at each of thousands of places: fewer than 100
-tokens a second beside a test run instead of 4,100. A short spin costs 4 % of an idle machine, none at all costs half.
+others have done their share; if one of them is not scheduled, that is a time slice at each of thousands of places:
+fewer than 100 tokens a second beside a test run instead of 4,100. A short spin costs 4 % of an idle machine's speed,
+none at all costs half.
 """
 
 import argparse
