@@ -3,7 +3,7 @@
 from setuptools import Extension, setup
 
 VECTOR_HEADERS = [
-    f"backburner/native/{name}.h" for name in ("cpu", "each_isa", "each_isa_end", "vector_math")
+    f"backburner/native/{name}.h" for name in ("cpu", "simd", "each_isa", "each_isa_end", "vector_math")
 ]
 
 # Plain shared libraries opened with ctypes; each has an empty module init so that setuptools can name and place it.
@@ -12,7 +12,7 @@ setup(
         Extension(
             "backburner.native._blas",
             sources=["backburner/native/blas.c"],
-            depends=["backburner/native/blas_body.h", "backburner/native/cpu.h"],
+            depends=["backburner/native/blas_body.h", *VECTOR_HEADERS],
             extra_compile_args=["-O3", "-std=c11"],
             optional=True,
         ),

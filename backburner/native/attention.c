@@ -10,25 +10,11 @@
  * Every row of the result depends on its own query only, by the same operations in the same order, however many
  * queries are asked at once and however the rows were appended.
  */
-#if defined(__linux__)
-#define _GNU_SOURCE
-#endif
+#include "simd.h"
+
 #include <float.h>
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
-#include "cpu.h"
-
-#define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
 
 enum { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2 };
 
@@ -132,115 +118,8 @@ EXPORT void bb_rows(const Geometry *g, void *page, int64_t start, int64_t count,
 
 /* ---- one body for each instruction set --------------------------------------------------------------------------- */
 
-#define JOIN2(a, b) a##_##b
-#define JOIN(a, b) JOIN2(a, b)
-#define FN(name) JOIN(name, ISA)
-
-#if defined(__x86_64__)
-
-#define ISA avx512
-#define LANES 16
-#define WIDE 4
-/* 16-bit values are converted at each use: 2 queries (12 rows) 4.1 ms, against 7.5 ms if blocks are widened first; 16
- * queries 28 against 31; 256 queries 463 against 479. */
-#define WIDEN_ROWS INT64_MAX
-typedef __m512 Vec_avx512;
-typedef int32_t Int_avx512 __attribute__((vector_size(64)));
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx2,fma,f16c")
-#endif
-#define VLOAD(p) _mm512_loadu_ps(p)
-#define VSTORE(p, x) _mm512_storeu_ps(p, x)
-#define VSET1(x) _mm512_set1_ps(x)
-#define VFMA(a, b, c) _mm512_fmadd_ps(a, b, c)
-#define VMAX(a, b) _mm512_max_ps(a, b)
-#define VMIN(a, b) _mm512_min_ps(a, b)
-#define VLOAD_F16(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
-#define VLOAD_BF16(p)                                                                                                 \
-    _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p))), 16))
-#include "attention_body.h"
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-
-#define ISA avx2
-#define LANES 8
-#define WIDE 2
-#define WIDEN_ROWS INT64_MAX /* 2 queries 6.7 against 12.2 ms, 64 queries 211 against 217 */
-typedef __m256 Vec_avx2;
-typedef int32_t Int_avx2 __attribute__((vector_size(32)));
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#endif
-#define VLOAD(p) _mm256_loadu_ps(p)
-#define VSTORE(p, x) _mm256_storeu_ps(p, x)
-#define VSET1(x) _mm256_set1_ps(x)
-#define VFMA(a, b, c) _mm256_fmadd_ps(a, b, c)
-#define VMAX(a, b) _mm256_max_ps(a, b)
-#define VMIN(a, b) _mm256_min_ps(a, b)
-#define VLOAD_F16(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
-#define VLOAD_BF16(p)                                                                                                 \
-    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16))
-#include "attention_body.h"
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-
-#endif /* __x86_64__ */
-
-/* The baseline: SSE2 or NEON through the compilers' vector types; on arm64 with its fused multiply-add. */
-#define ISA generic
-#define LANES 4
-/* From so many query rows on, a block is widened to fp32 once: without F16C a conversion is many operations. 12 rows 33
- * against 40 ms, 24 rows 51 against 79 (fp16). */
-#define WIDEN_ROWS 12
-typedef float Vec_generic __attribute__((vector_size(16)));
-typedef int32_t Int_generic __attribute__((vector_size(16)));
-INLINE Vec_generic choose_generic(Int_generic mask, Vec_generic yes, Vec_generic no) {
-    return (Vec_generic)((mask & (Int_generic)yes) | (~mask & (Int_generic)no));
-}
-/* The SSE rule: the second operand if either is NaN. */
-INLINE Vec_generic max_generic(Vec_generic a, Vec_generic b) { return choose_generic(a > b, a, b); }
-INLINE Vec_generic min_generic(Vec_generic a, Vec_generic b) { return choose_generic(a < b, a, b); }
-#define VLOAD(p) load_generic(p)
-#define VSTORE(p, x) store_generic(p, x)
-#define VSET1(x) ((Vec_generic){(x), (x), (x), (x)})
-#define VMAX(a, b) max_generic(a, b)
-#define VMIN(a, b) min_generic(a, b)
-#if defined(__aarch64__)
-#define WIDE 4 /* 24 of 32 registers */
-#define VFMA(a, b, c) ((Vec_generic)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
-#define VLOAD_F16(p) ((Vec_generic)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))))
-#define VLOAD_BF16(p) ((Vec_generic)vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16))
-#else
-#define WIDE 2 /* 12 of 16 registers */
-#define VFMA(a, b, c) ((a) * (b) + (c))
-INLINE Vec_generic load_f16_generic(const uint16_t *p) {
-    Int_generic bits = {p[0], p[1], p[2], p[3]};
-    Int_generic magnitude = (bits & 0x7fff) << 13;
-    /* The exponent's bias differs by 112; the product also makes subnormals normal. Infinity and NaN keep theirs. */
-    Vec_generic scaled = (Vec_generic)magnitude * 0x1p112f;
-    Int_generic special = (bits & 0x7c00) == 0x7c00;
-    return (Vec_generic)((Int_generic)scaled | (special & 0x7f800000) | ((bits & 0x8000) << 16));
-}
-INLINE Vec_generic load_bf16_generic(const uint16_t *p) {
-    Int_generic bits = {p[0], p[1], p[2], p[3]};
-    return (Vec_generic)(bits << 16);
-}
-#define VLOAD_F16(p) load_f16_generic(p)
-#define VLOAD_BF16(p) load_bf16_generic(p)
-#endif
-#include "attention_body.h"
+#define BODY "attention_body.h"
+#include "each_isa.h"
 
 /* ---- dispatch ---------------------------------------------------------------------------------------------------- */
 
@@ -250,18 +129,9 @@ static const char *isa = "generic";
 
 /* Selects an instruction set by name, or with NULL the best one. -1: unknown, or this CPU does not have it. */
 EXPORT int bb_select_isa(const char *name) {
-#if defined(__x86_64__)
-    if ((!name || !strcmp(name, "avx512")) && cpu_level() >= CPU_AVX512) {
-        attend_page = attend_page_avx512, isa = "avx512";
-        return 0;
-    }
-    if ((!name || !strcmp(name, "avx2")) && cpu_level() >= CPU_AVX2) {
-        attend_page = attend_page_avx2, isa = "avx2";
-        return 0;
-    }
-#endif
-    if (name && strcmp(name, "generic")) return -1;
-    attend_page = attend_page_generic, isa = "generic";
+    const int chosen = choose_isa(name);
+    if (chosen < 0) return -1;
+    attend_page = VARIANT(chosen, attend_page), isa = VARIANT(chosen, isa_name);
     return 0;
 }
 

@@ -1,11 +1,27 @@
-/* Page attention for one instruction set: included once for each by attention.c, which defines ISA, LANES, WIDE (vectors
- * in a micro-kernel's row), WIDEN_ROWS and the V... operations, and gets them undefined again. */
+/* Page attention for one instruction set: included once for each by attention.c, through each_isa.h. */
 
-#include "vector_math.h"
+static const char FN(isa_name)[] = ISA_NAME;
 
-#define LOAD_0(p) VLOAD((const float *)(p))
-#define LOAD_1(p) VLOAD_F16((const uint16_t *)(p))
-#define LOAD_2(p) VLOAD_BF16((const uint16_t *)(p))
+/* WIDE: vectors in a micro-kernel's row, whose MAX_ROWS sums and one row of B have to stay in registers: 24 + 4 of 32, or
+ * 12 + 2 of 16. From WIDEN_ROWS query rows on, a block of 16-bit values is widened to fp32 once rather than at each use. */
+#if LANES == 16
+#define WIDE 4
+#define WIDEN_ROWS INT64_MAX /* 2 queries (12 rows) 4.1 ms, against 7.5 widened; 16 queries 28, 31; 256 queries 463, 479 */
+#elif LANES == 8
+#define WIDE 2
+#define WIDEN_ROWS INT64_MAX /* 2 queries 6.7 against 12.2 ms, 64 queries 211 against 217 */
+#else
+#if defined(__aarch64__)
+#define WIDE 4
+#else
+#define WIDE 2
+#endif
+#define WIDEN_ROWS 12 /* without F16C a conversion is many operations: 12 rows 40 against 33 ms, 24 rows 79 against 51 */
+#endif
+
+#define LOAD_0(p) FN(load)((const float *)(p))
+#define LOAD_1(p) FN(load_f16)((const uint16_t *)(p))
+#define LOAD_2(p) FN(load_bf16)((const uint16_t *)(p))
 #define ELEMENT_0 float
 #define ELEMENT_1 uint16_t
 #define ELEMENT_2 uint16_t
@@ -36,7 +52,7 @@
         _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++)                                                        \
             _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++) {                                               \
                 float *out = c + i * ldc + j * LANES;                                                                 \
-                VSTORE(out, keep ? VFMA(VLOAD(out), VSET1(keep[i]), sum[i][j]) : sum[i][j]);                          \
+                FN(store)(out, keep ? VFMA(FN(load)(out), VSET1(keep[i]), sum[i][j]) : sum[i][j]);                          \
             }                                                                                                         \
     }
 DEFINE_PRODUCT(0)
@@ -119,8 +135,8 @@ INLINE float FN(weigh)(float *s, int64_t seen, int64_t width, float scale, float
     Vec maxima = VSET1(-INFINITY);
     int64_t i = 0;
     for (; i + LANES <= seen; i += LANES) {
-        Vec x = VMAX(lowest, VMIN(highest, VLOAD(s + i) * scales));
-        VSTORE(s + i, x);
+        Vec x = VMAX(lowest, VMIN(highest, FN(load)(s + i) * scales));
+        FN(store)(s + i, x);
         maxima = VMAX(maxima, x);
     }
     float best = *m;
@@ -137,8 +153,8 @@ INLINE float FN(weigh)(float *s, int64_t seen, int64_t width, float scale, float
     const Vec shifts = VSET1(shift);
     Vec sums = VSET1(0.0f);
     for (i = 0; i < width; i += LANES) {
-        Vec x = FN(exp)(VLOAD(s + i) - shifts);
-        VSTORE(s + i, x);
+        Vec x = FN(exp)(FN(load)(s + i) - shifts);
+        FN(store)(s + i, x);
         sums = sums + x;
     }
     float sum = 0.0f;
@@ -151,9 +167,9 @@ INLINE float FN(weigh)(float *s, int64_t seen, int64_t width, float scale, float
 /* Widens count values (a multiple of 16) to fp32, exactly. */
 static void FN(widen)(int dtype, const void *from, float *to, int64_t count) {
     if (dtype == FLOAT16)
-        for (int64_t i = 0; i < count; i += LANES) VSTORE(to + i, LOAD_1((const uint16_t *)from + i));
+        for (int64_t i = 0; i < count; i += LANES) FN(store)(to + i, LOAD_1((const uint16_t *)from + i));
     else
-        for (int64_t i = 0; i < count; i += LANES) VSTORE(to + i, LOAD_2((const uint16_t *)from + i));
+        for (int64_t i = 0; i < count; i += LANES) FN(store)(to + i, LOAD_2((const uint16_t *)from + i));
 }
 
 /* One block of positions for all the query rows of a kv head; q, o [rows, head_dim] and [rows, ldo]. */
@@ -243,12 +259,8 @@ static int FN(attend_page)(const Geometry *g, const PageTask *task) {
     return 0;
 }
 
-#undef ISA
-#undef LANES
 #undef WIDE
 #undef WIDEN_ROWS
-#undef Vec
-#undef Int
 #undef NARROW
 #undef HAS_NARROW
 #undef LOAD_0
@@ -261,11 +273,3 @@ static int FN(attend_page)(const Geometry *g, const PageTask *task) {
 #undef DEFINE_VARIANT
 #undef DEFINE_ROWS
 #undef ALL_ROWS
-#undef VLOAD
-#undef VSTORE
-#undef VSET1
-#undef VFMA
-#undef VMAX
-#undef VMIN
-#undef VLOAD_F16
-#undef VLOAD_BF16

@@ -1,7 +1,19 @@
-/* Products with few rows for one instruction set: included once for each by blas.c, which defines ISA, LANES, A_ROWS,
- * ALONE_ROWS and the V... operations, and gets them undefined again. */
+/* Products with few rows for one instruction set: included once for each by blas.c, through each_isa.h. */
 
-#define Vec FN(Vec)
+/* A_ROWS: rows of A that share a read of four rows of W; their sums have to stay in registers, 24 of 32 or 8 of 16.
+ * ALONE_ROWS: rows of W side by side for a single row of A. One keeps the reads of memory linear (39 GB/s, against 32 for
+ * eight), and with AVX-512 its chain of additions still outruns memory; narrower vectors need more chains. */
+#if LANES == 16
+#define A_ROWS 6
+#define ALONE_ROWS 1
+#else
+#if defined(__aarch64__)
+#define A_ROWS 6
+#else
+#define A_ROWS 2
+#endif
+#define ALONE_ROWS 4
+#endif
 #define PREFETCH_FLOATS 512
 
 INLINE void FN(put)(float *c, float alpha, float dot, float beta) {
@@ -21,16 +33,16 @@ INLINE void FN(dot_tile)(const int a_rows, const int w_rows, int64_t k, float al
         Vec right[4];
         UNROLL for (int j = 0; j < w_rows; j++) {
             __builtin_prefetch(w + j * ldw + d + PREFETCH_FLOATS);
-            right[j] = VLOAD(w + j * ldw + d);
+            right[j] = FN(load)(w + j * ldw + d);
         }
         UNROLL for (int i = 0; i < a_rows; i++) {
-            const Vec left = VLOAD(a + i * lda + d);
+            const Vec left = FN(load)(a + i * lda + d);
             UNROLL for (int j = 0; j < w_rows; j++) sum[i][j] = VFMA(left, right[j], sum[i][j]);
         }
     }
     UNROLL for (int i = 0; i < a_rows; i++)
         UNROLL for (int j = 0; j < w_rows; j++) {
-            float dot = VSUM(sum[i][j]);
+            float dot = FN(sum)(sum[i][j]);
             for (int64_t tail = d; tail < k; tail++) dot += a[i * lda + tail] * w[j * ldw + tail];
             FN(put)(c + i * ldc + j * c_step, alpha, dot, beta);
         }
@@ -84,26 +96,18 @@ static void FN(axpys)(int64_t n, int64_t k, float alpha, const float *x, int64_t
         int64_t i = 0;
         if (used == 8)
             for (; i + LANES <= n; i += LANES) {
-                Vec sum = VLOAD(y + i);
+                Vec sum = FN(load)(y + i);
                 UNROLL for (int j = 0; j < 8; j++) {
                     __builtin_prefetch(rows + j * ldw + i + PREFETCH_FLOATS);
-                    sum = VFMA(VSET1(factor[j]), VLOAD(rows + j * ldw + i), sum);
+                    sum = VFMA(VSET1(factor[j]), FN(load)(rows + j * ldw + i), sum);
                 }
-                VSTORE(y + i, sum);
+                FN(store)(y + i, sum);
             }
         for (; i < n; i++)
             for (int64_t j = 0; j < used; j++) y[i] += factor[j] * rows[j * ldw + i];
     }
 }
 
-#undef ISA
-#undef LANES
 #undef A_ROWS
 #undef ALONE_ROWS
-#undef VSUM
 #undef PREFETCH_FLOATS
-#undef Vec
-#undef VLOAD
-#undef VSTORE
-#undef VSET1
-#undef VFMA

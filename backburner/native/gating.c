@@ -2,22 +2,7 @@
  *
  * MLX's CPU build computes one exponential at a time: 256 x 2048 values of SwiGLU take it 7.1 ms.
  */
-#if defined(__linux__)
-#define _GNU_SOURCE
-#endif
-#include <stdint.h>
-#include <string.h>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
-#include "cpu.h"
-
-#define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
+#include "simd.h"
 
 #define BODY "gating_body.h"
 #include "each_isa.h"
@@ -27,18 +12,9 @@ static Gate swiglu = swiglu_generic, sigmoid_gate = sigmoid_gate_generic;
 
 /* Selects an instruction set by name, or with NULL the best one. -1: unknown, or this CPU does not have it. */
 EXPORT int bb_gating_select_isa(const char *name) {
-#if defined(__x86_64__)
-    if ((!name || !strcmp(name, "avx512")) && cpu_level() >= CPU_AVX512) {
-        swiglu = swiglu_avx512, sigmoid_gate = sigmoid_gate_avx512;
-        return 0;
-    }
-    if ((!name || !strcmp(name, "avx2")) && cpu_level() >= CPU_AVX2) {
-        swiglu = swiglu_avx2, sigmoid_gate = sigmoid_gate_avx2;
-        return 0;
-    }
-#endif
-    if (name && strcmp(name, "generic")) return -1;
-    swiglu = swiglu_generic, sigmoid_gate = sigmoid_gate_generic;
+    const int chosen = choose_isa(name);
+    if (chosen < 0) return -1;
+    swiglu = VARIANT(chosen, swiglu), sigmoid_gate = VARIANT(chosen, sigmoid_gate);
     return 0;
 }
 

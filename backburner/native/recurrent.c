@@ -12,24 +12,10 @@
  * The bits of a token's result depend on the values, the instruction set and whether the call brings few tokens or more
  * than a few; not on alignment, and not on how the tokens are grouped within either kind.
  */
-#if defined(__linux__)
-#define _GNU_SOURCE
-#endif
+#include "simd.h"
+
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
-#include "cpu.h"
-
-#define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
 
 enum {
     CHUNK_TOKENS = 256, /* q, k and v of one head and so many tokens are 384 KB: they stay in a 1 MB L2 */
@@ -80,18 +66,9 @@ static const char *isa = "generic";
 
 /* Selects an instruction set by name, or with NULL the best one. -1: unknown, or this CPU does not have it. */
 EXPORT int bb_recurrent_select_isa(const char *name) {
-#if defined(__x86_64__)
-    if ((!name || !strcmp(name, "avx512")) && cpu_level() >= CPU_AVX512) {
-        run = run_avx512, isa = "avx512";
-        return 0;
-    }
-    if ((!name || !strcmp(name, "avx2")) && cpu_level() >= CPU_AVX2) {
-        run = run_avx2, isa = "avx2";
-        return 0;
-    }
-#endif
-    if (name && strcmp(name, "generic")) return -1;
-    run = run_generic, isa = "generic";
+    const int chosen = choose_isa(name);
+    if (chosen < 0) return -1;
+    run = VARIANT(chosen, run), isa = VARIANT(chosen, isa_name);
     return 0;
 }
 

@@ -1,5 +1,7 @@
 /* A Gated DeltaNet layer for one instruction set: included once for each by recurrent.c, through each_isa.h. */
 
+static const char FN(isa_name)[] = ISA_NAME;
+
 /* Vectors of value rows that run over the tokens together. With AVX-512 4 would save broadcasts, but 32 KB of state crowd
  * L1: 1.69 ms instead of 1.54; arm64 has narrow vectors and 32 registers. */
 #if defined(__aarch64__)
@@ -8,21 +10,6 @@
 #define BLOCK_VECTORS 2
 #endif
 #define CHAINS 2 /* partial sums over the keys: one alone would wait for its own additions */
-
-/* The sum of the lanes, by halves. */
-INLINE float FN(sum)(Vec x) {
-    typedef float Four __attribute__((vector_size(16)));
-    Four part[LANES / 4];
-    memcpy(part, &x, sizeof x);
-#if LANES == 16
-    Four four = (part[0] + part[2]) + (part[1] + part[3]);
-#elif LANES == 8
-    Four four = part[0] + part[1];
-#else
-    Four four = part[0];
-#endif
-    return (four[0] + four[2]) + (four[1] + four[3]);
-}
 
 /* log(1 + e^x) = max(x, 0) + log1p(e^-|x|), and log1p(e) = 2 artanh(e / (2 + e)): an odd series in at most 1/3, whose
  * first term left out is 3e-9 of the sum. */
