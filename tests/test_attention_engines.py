@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from backburner.attention.engine import Geometry, Partial
 from backburner.attention.select import ENGINE_NAMES, make_engine
 from backburner.errors import ConfigError
-from backburner.native.kernels import ISA_VARIABLE, load_kernels, why_missing
+from backburner.native.kernels import load_kernels, why_missing
+from backburner.native.library import ISA_VARIABLE
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backburner.native.kernels import ISA_VARIABLE
+from backburner.native.library import ISA_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -20,7 +20,7 @@ from mlx_lm.models.qwen3_next import ModelArgs, Qwen3NextGatedDeltaNet
 from backburner.model import recurrent as module
 from backburner.model.cpu import PerCallQuantizedLinear
 from backburner.model.recurrent import NativeGatedDeltaNet, NativeQwen3NextGatedDeltaNet, use_native_recurrent
-from backburner.native.kernels import ISA_VARIABLE
+from backburner.native.library import ISA_VARIABLE
 from backburner.native.recurrent import CLayer, load_recurrent, why_missing
 
 if load_recurrent() is None:
@@ -34,10 +34,10 @@ EPS = 1e-6
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set that this machine has, and the one in use again afterwards."""
     kernel = load_recurrent()
-    if kernel.library.bb_recurrent_select_isa(request.param.encode()):
+    if kernel.library.bb_select_isa(request.param.encode()):
         pytest.skip(f"this machine has no {request.param}")
     yield request.param
-    assert kernel.library.bb_recurrent_select_isa(kernel.isa.encode()) == 0
+    assert kernel.library.bb_select_isa(kernel.isa.encode()) == 0
 
 
 # ---- the definition --------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ matter here: `cblas_cgemm` is complex, and the LAPACK routines serve `mx.linalg`
 """
 
 import ctypes
-import importlib.util
 import os
 import sys
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from backburner.native.kernels import ISA_VARIABLE
+from backburner.native.library import ISA_VARIABLE, path_of, wanted_isa
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +32,10 @@ def forward_blas() -> BlasStatus:
     """Call it before anything imports mlx.core: the first definition of a symbol wins. Safe to call again."""
     if sys.platform != "linux":
         return BlasStatus(False, "MLX uses Metal and Accelerate on this platform")
-    spec = importlib.util.find_spec("backburner.native._blas")
-    if spec is None or spec.origin is None:
+    path = path_of("_blas")
+    if path is None:
         return BlasStatus(False, "the C part was not built; install a C compiler and reinstall backburner")
-    if _is_open(spec.origin):
+    if _is_open(path):
         return _FORWARDED
     if "mlx.core" in sys.modules:
         return BlasStatus(False, "mlx.core was imported before forward_blas() was called")
@@ -44,18 +43,18 @@ def forward_blas() -> BlasStatus:
     if isinstance(openblas, str):
         return BlasStatus(False, openblas)
     try:
-        library = ctypes.CDLL(spec.origin, mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         return BlasStatus(False, f"the BLAS forwarder cannot be opened: {error}")
-    isa = os.environ.get(ISA_VARIABLE) or None
     status = library.bb_blas_start(
         ctypes.cast(openblas.scipy_cblas_sgemm64_, ctypes.c_void_p),
         ctypes.cast(openblas.scipy_cblas_dgemm64_, ctypes.c_void_p),
-        isa.encode() if isa else None,
+        wanted_isa(),
     )
     if status:
         # The symbols are global now, so they have to work: the forwarder keeps to its baseline.
-        return BlasStatus(True, f"{ISA_VARIABLE}={isa} is not available: our kernels keep to the baseline")
+        wanted = os.environ[ISA_VARIABLE]
+        return BlasStatus(True, f"{ISA_VARIABLE}={wanted} is not available: our kernels keep to the baseline")
     return _FORWARDED
 
 

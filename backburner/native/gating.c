@@ -11,7 +11,7 @@ typedef void (*Gate)(int64_t, const float *, const float *, float *);
 static Gate swiglu = swiglu_generic, sigmoid_gate = sigmoid_gate_generic;
 
 /* Selects an instruction set by name, or with NULL the best one. -1: unknown, or this CPU does not have it. */
-EXPORT int bb_gating_select_isa(const char *name) {
+EXPORT int bb_select_isa(const char *name) {
     const int chosen = choose_isa(name);
     if (chosen < 0) return -1;
     swiglu = VARIANT(chosen, swiglu), sigmoid_gate = VARIANT(chosen, sigmoid_gate);

@@ -2,15 +2,13 @@
 
 import ctypes
 import functools
-import importlib.util
-import os
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from backburner.native.kernels import ISA_VARIABLE
+from backburner.native.library import open_part
 
 Floats = npt.NDArray[np.float32]
 
@@ -38,18 +36,10 @@ class GatingKernels:
 @functools.cache
 def load_gating() -> GatingKernels | None:
     """The C part, opened once for the process; None if it was not built or cannot run here."""
-    spec = importlib.util.find_spec("backburner.native._gating")
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        library = ctypes.CDLL(spec.origin)
-    except OSError:
+    library = open_part("_gating")
+    if isinstance(library, str):
         return None
     for function in (library.bb_swiglu, library.bb_sigmoid_gate):
         function.argtypes = [ctypes.c_int64, *(ctypes.c_void_p,) * 3]
         function.restype = None
-    library.bb_gating_select_isa.argtypes = [ctypes.c_char_p]
-    wanted = os.environ.get(ISA_VARIABLE) or None
-    if library.bb_gating_select_isa(wanted.encode() if wanted else None):
-        return None
     return GatingKernels(library)

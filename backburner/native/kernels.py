@@ -2,8 +2,6 @@
 
 import ctypes
 import functools
-import importlib.util
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Forces an instruction set ("generic", "avx2", "avx512") instead of the best one, for tests and comparisons.
-ISA_VARIABLE = "BACKBURNER_ISA"
+from backburner.native.library import open_part
 
 _DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
@@ -104,13 +101,9 @@ def why_missing() -> str:
 
 @functools.cache
 def _load() -> Kernels | str:
-    spec = importlib.util.find_spec("backburner.native._kernels")
-    if spec is None or spec.origin is None:
-        return "the C kernels were not built"
-    try:
-        library = ctypes.CDLL(spec.origin)
-    except OSError as error:
-        return f"the C kernels cannot be opened: {error}"
+    library = open_part("_kernels")
+    if isinstance(library, str):
+        return library
     pointer, int64 = ctypes.c_void_p, ctypes.c_int64
     geometry = ctypes.POINTER(_Geometry)
     library.bb_page_bytes.argtypes = [geometry]
@@ -126,9 +119,5 @@ def _load() -> Kernels | str:
     library.bb_attend.restype = ctypes.c_int
     library.bb_read.argtypes = [pointer, int64]
     library.bb_read.restype = ctypes.c_uint64
-    library.bb_select_isa.argtypes = [ctypes.c_char_p]
     library.bb_isa.restype = ctypes.c_char_p
-    wanted = os.environ.get(ISA_VARIABLE) or None
-    if library.bb_select_isa(wanted.encode() if wanted else None):
-        return f"{ISA_VARIABLE}={wanted}: this CPU or build does not have it"
     return Kernels(isa=library.bb_isa().decode(), library=library)

@@ -65,14 +65,14 @@ static Run run = run_generic;
 static const char *isa = "generic";
 
 /* Selects an instruction set by name, or with NULL the best one. -1: unknown, or this CPU does not have it. */
-EXPORT int bb_recurrent_select_isa(const char *name) {
+EXPORT int bb_select_isa(const char *name) {
     const int chosen = choose_isa(name);
     if (chosen < 0) return -1;
     run = VARIANT(chosen, run), isa = VARIANT(chosen, isa_name);
     return 0;
 }
 
-EXPORT const char *bb_recurrent_isa(void) { return isa; }
+EXPORT const char *bb_isa(void) { return isa; }
 
 EXPORT int64_t bb_recurrent_max_taps(void) { return MAX_TAPS; }
 

@@ -2,12 +2,10 @@
 
 import ctypes
 import functools
-import importlib.util
-import os
 from dataclasses import dataclass
 from typing import Any
 
-from backburner.native.kernels import ISA_VARIABLE
+from backburner.native.library import open_part
 
 # Heads are read a vector at a time, the widest of which has 16 floats.
 HEAD_DIM_MULTIPLE = 16
@@ -83,20 +81,12 @@ def why_missing() -> str:
 
 @functools.cache
 def _load() -> RecurrentKernel | str:
-    spec = importlib.util.find_spec("backburner.native._recurrent")
-    if spec is None or spec.origin is None:
-        return "the C part of the recurrent layers was not built"
-    try:
-        library = ctypes.CDLL(spec.origin)
-    except OSError as error:
-        return f"the C part of the recurrent layers cannot be opened: {error}"
+    library = open_part("_recurrent")
+    if isinstance(library, str):
+        return library
     pointer, int64 = ctypes.c_void_p, ctypes.c_int64
     library.bb_recurrent.argtypes = [ctypes.POINTER(CLayer), int64, *(pointer,) * 7]
     library.bb_recurrent.restype = ctypes.c_int
-    library.bb_recurrent_select_isa.argtypes = [ctypes.c_char_p]
-    library.bb_recurrent_isa.restype = ctypes.c_char_p
+    library.bb_isa.restype = ctypes.c_char_p
     library.bb_recurrent_max_taps.restype = int64
-    wanted = os.environ.get(ISA_VARIABLE) or None
-    if library.bb_recurrent_select_isa(wanted.encode() if wanted else None):
-        return f"{ISA_VARIABLE}={wanted}: this CPU or build does not have it"
-    return RecurrentKernel(library.bb_recurrent_isa().decode(), int(library.bb_recurrent_max_taps()), library)
+    return RecurrentKernel(library.bb_isa().decode(), int(library.bb_recurrent_max_taps()), library)

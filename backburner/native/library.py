@@ -1,0 +1,35 @@
+"""Opens one of the C parts with ctypes and selects its instruction set."""
+
+import ctypes
+import importlib.util
+import os
+
+# Forces an instruction set ("generic", "avx2", "avx512") instead of the best one, for tests and comparisons.
+ISA_VARIABLE = "BACKBURNER_ISA"
+
+
+def path_of(name: str) -> str | None:
+    """Where the C part `name` lies; None if it was not built."""
+    spec = importlib.util.find_spec(f"backburner.native.{name}")
+    return spec.origin if spec is not None else None
+
+
+def wanted_isa() -> bytes | None:
+    """The instruction set that is forced, or None for the best one."""
+    return os.environ.get(ISA_VARIABLE, "").encode() or None
+
+
+def open_part(name: str) -> ctypes.CDLL | str:
+    """The C part `name` with its instruction set selected; or why it cannot serve."""
+    path = path_of(name)
+    if path is None:
+        return f"the C part {name} was not built"
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        return f"the C part {name} cannot be opened: {error}"
+    library.bb_select_isa.argtypes = [ctypes.c_char_p]
+    library.bb_select_isa.restype = ctypes.c_int
+    if library.bb_select_isa(wanted_isa()):
+        return f"{ISA_VARIABLE}={os.environ[ISA_VARIABLE]}: this CPU or build does not have it"
+    return library
