@@ -23,7 +23,10 @@ PINNED_KERNELS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 def fair_environment() -> None:
     """Starts this script again, if need be, with one BLAS thread and the kernels that fit the core. Call it first."""
-    wanted = {k: v for k, v in os.environ.items() if k not in PINNED_KERNELS} | {"OPENBLAS_NUM_THREADS": "1"}
+    wanted = {k: v for k, v in os.environ.items() if k not in PINNED_KERNELS} | {
+        "OPENBLAS_NUM_THREADS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
     if wanted != dict(os.environ):
         os.execve(sys.executable, [*sys.orig_argv], wanted)
 
