@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One BLAS thread: several of them and MLX's own fight for the cores.
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: setup serve test check format bench vectors clean
+.PHONY: setup serve test check format bench tiny vectors clean
 .DEFAULT_GOAL := check
 
 setup: $(VENV)/.installed
@@ -37,6 +37,14 @@ format: setup
 # Ratios measured within one run; each prints one JSON object as its last line.
 bench: setup
 	@for b in link page decode peer; do echo "== $$b"; $(BIN)/python benchmarks/$$b.py --json || exit 1; done
+
+# Trains the embedded model anew: tokenizer, weights, export, evaluation. About 70 minutes on two idle cores; goes on
+# where it was stopped. The spin count keeps PyTorch's threads from fighting with whatever else runs.
+tiny: setup
+	$(BIN)/python -m pip install --quiet --editable '.[train]'
+	GOMP_SPINCOUNT=20000 $(BIN)/python -m scripts.train_tiny.train build/tiny --resume
+	$(BIN)/python -m scripts.train_tiny.export build/tiny backburner/model/tiny
+	$(BIN)/python -m scripts.train_tiny.evaluate backburner/model/tiny --json build/tiny/evaluation.json
 
 vectors: setup
 	$(BIN)/python scripts/make_vectors.py
