@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backburner.attention import folded as folded_module
 from backburner.attention.engine import Geometry, Partial
+from backburner.attention.folded import attend_folded
 from backburner.attention.select import ENGINE_NAMES, make_engine
 from backburner.errors import ConfigError
 from backburner.native.kernels import load_kernels, why_missing
@@ -235,6 +237,53 @@ def test_folding_a_prefix_first_gives_the_same_bits(engine: Any) -> None:
     whole = engine.fold(partials)
     for cut in range(1, 5):
         assert_same_bits(engine.fold([engine.fold(partials[:cut]), *partials[cut:]]), whole)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 7])
+def test_folding_in_groups_gives_the_bits_of_one_fold(
+    engine: Any, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    geometry = geometry_of(4, 2, 64, 50)
+    rng = np.random.default_rng(11)
+    pages = []
+    for _ in range(1 + count):
+        page = engine.new_page(geometry)
+        engine.append(page, *random_rows(rng, geometry, 50))
+        pages.append(page)
+    q = random_q(rng, geometry, 3)
+    edges = [50] * count + [48]
+    whole = engine.attend(geometry, q, pages, edges)
+    events: list[Any] = []
+    attend = engine.attend
+
+    def counted(geometry: Geometry, q: Any, pages: Any, first_visible: Any = None) -> list[Partial]:
+        events.append(len(pages))
+        partials: list[Partial] = attend(geometry, q, pages, first_visible)
+        return partials
+
+    def before() -> Partial:
+        events.append("before")
+        return whole[0]
+
+    monkeypatch.setattr(engine, "attend", counted)
+    monkeypatch.setattr(folded_module, "GROUP_BYTES", 2 * whole[0].o.nbytes)
+    assert_same_bits(attend_folded(engine, geometry, q, pages, edges), engine.fold(whole))
+    assert max(events) <= 2, "more partials at once than the bound admits"
+    events.clear()
+    assert_same_bits(attend_folded(engine, geometry, q, pages[1:], edges[1:], before), engine.fold(whole))
+    assert events.index("before") == 1, "the first group is computed while the answer is on its way"
+    assert events.count("before") == 1
+
+
+def test_folding_nothing_after_a_partial_gives_that_partial(engine: Any) -> None:
+    geometry = geometry_of(2, 1, 64, 20)
+    q = np.zeros((2, 1, 64), np.float32)
+    page = engine.new_page(geometry)
+    engine.append(page, *random_rows(np.random.default_rng(12), geometry, 20))
+    (partial,) = engine.attend(geometry, q, [page])
+    assert_same_bits(attend_folded(engine, geometry, q, [], [], lambda: partial), partial)
+    with pytest.raises(ValueError, match="causal edges"):
+        attend_folded(engine, geometry, q, [page], [1, 2])
 
 
 @pytest.mark.parametrize("name", ["native", "numpy"])

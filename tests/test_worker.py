@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from backburner.attention import folded
 from backburner.attention.engine import Geometry
 from backburner.attention.numpy_engine import NumpyEngine
 from backburner.engine.worker_link import greet
@@ -70,6 +71,26 @@ def test_attend_equals_the_same_engine_here_bit_for_bit(tokens: int) -> None:
         link.close()
     assert np.array_equal(reply.o, expected.o)
     assert np.array_equal(reply.lse, expected.lse)
+
+
+def test_an_attend_over_many_pages_keeps_few_partials_at_once(monkeypatch) -> None:
+    counts: list[int] = []
+    attend = NumpyEngine.attend
+
+    def counted(engine, geometry, q, pages, first_visible=None):
+        counts.append(len(pages))
+        return attend(engine, geometry, q, pages, first_visible)
+
+    q = np.ones((4, 2, 64), np.float32)
+    monkeypatch.setattr(NumpyEngine, "attend", counted)
+    monkeypatch.setattr(folded, "GROUP_BYTES", 3 * q.nbytes)
+    with serving(engine="numpy") as server:
+        link = greeted(server)
+        put(link)
+        link.exchange(m.Bind(5, (KEY,) * 8))
+        link.exchange(m.Attend(5, 7, 0, 8, q))
+        link.close()
+    assert counts == [3, 3, 2]
 
 
 def test_16_bit_pages_cross_and_come_back_bit_for_bit() -> None:

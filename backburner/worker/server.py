@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from backburner import __version__
 from backburner.attention.engine import AttentionEngine, Geometry
+from backburner.attention.folded import attend_folded
 from backburner.attention.numpy_engine import STORAGE_DTYPES, widen
 from backburner.errors import (
     BadRequest,
@@ -185,7 +186,7 @@ class Session:
         q = widen(self._checked_rows(request.q, g.q_heads))
         layer = self._checked_layer(request.layer)
         pages = self._store.bound_pages(request.sequence, layer, request.first, request.count)
-        partial = self._engine.fold(self._engine.attend(g, q, pages))
+        partial = attend_folded(self._engine, g, q, pages)
         self._attends += 1
         self._attend_s += time.perf_counter() - start
         return m.PartialReply(partial.o, partial.lse)
