@@ -6,6 +6,7 @@ import sys
 from backburner.attention.engine import AttentionEngine
 from backburner.attention.numpy_engine import NumpyEngine
 from backburner.errors import ConfigError
+from backburner.native.blas import forward_blas
 from backburner.native.kernels import load_kernels, why_missing
 
 ENGINE_NAMES = ("auto", "native", "numpy", "mlx")
@@ -57,6 +58,9 @@ def _native() -> AttentionEngine:
 
 
 def _mlx() -> AttentionEngine:
+    # A worker imports no model, which would do it: without it, its products are slower and have other bits than the
+    # host's.
+    forward_blas()
     try:
         from backburner.attention.mlx_engine import MlxEngine
     except ImportError as error:
