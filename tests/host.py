@@ -1,6 +1,7 @@
 """Builds hosts and workers inside a test: the real parts, with nothing replaced."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -138,3 +139,11 @@ def generate_with_state(
     finally:
         runner.finish(state)
     return state.tokens[len(prompt) :], logits, state
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Waits until something that another thread does has come to pass."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.01)

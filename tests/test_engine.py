@@ -326,3 +326,9 @@ def test_top_k_one_and_temperature_zero_are_greedy(real) -> None:
         SamplingParams(temperature=1.0, min_p=1.0),
     ):
         assert answer(real, prompt, max_tokens=16, sampling=sampling).tokens == greedy
+
+
+@pytest.mark.parametrize("top_k", [3071, 3072, 5000, 10**9])
+def test_a_top_k_beyond_the_vocabulary_keeps_all(real, top_k: int) -> None:
+    sampling = SamplingParams(temperature=0.7, top_k=top_k, seed=1)
+    assert answer(real, chat("Hello!"), max_tokens=4, sampling=sampling, ignore_eos=True).tokens

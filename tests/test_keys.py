@@ -1,9 +1,20 @@
 """Page keys: equal for equal content, different for anything else, and stable for the wire."""
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backburner.kv.keys import KEY_BYTES, page_key, page_keys
+from backburner.kv.keys import KEY_BYTES, page_key
+
+
+def page_keys(fingerprint: bytes, tokens: Sequence[int], page_tokens: int) -> list[bytes]:
+    """The chain over all full pages, as a page table builds it."""
+    keys: list[bytes] = []
+    for start in range(0, len(tokens) - page_tokens + 1, page_tokens):
+        keys.append(page_key(fingerprint, keys[-1] if keys else b"", tokens[start : start + page_tokens]))
+    return keys
+
 
 token_lists = st.lists(st.integers(0, 250_000), min_size=8, max_size=40)
 
@@ -24,6 +35,11 @@ def test_one_changed_token_changes_all_keys_from_there(tokens: list[int], at: in
     before, after = page_keys(b"model", tokens, 4), page_keys(b"model", changed, 4)
     assert before[: at // 4] == after[: at // 4]
     assert all(a != b for a, b in zip(before[at // 4 :], after[at // 4 :], strict=True))
+
+
+def test_a_salt_makes_a_key_of_its_own() -> None:
+    keys = {page_key(b"m", b"", range(4), salt) for salt in (b"", b"a", b"b")}
+    assert len(keys) == 3
 
 
 def test_another_model_has_other_keys() -> None:

@@ -6,7 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backburner.errors import HostFull
+from backburner.engine.request import GenerationRequest
+from backburner.errors import HostFull, WorkerLost
 from backburner.model import load as load_module
 from tests.host import (
     BEST_ENGINE,
@@ -17,6 +18,7 @@ from tests.host import (
     link_to,
     long_prompt,
     serving,
+    until,
 )
 
 TOKENS = 40
@@ -75,10 +77,64 @@ def test_a_second_conversation_finds_the_pages_of_the_first(alone) -> None:
         worker = runner._worker
         assert worker is not None
         sent = worker._mover.moved_pages
-        second, _ = generate(runner, long_prompt(), TOKENS)
-        assert worker._mover.moved_pages == sent, "pages of the same content cross once"
-        assert worker._mover.found_pages > 0
+        second, logits = generate(runner, long_prompt(), TOKENS)
+        # 256 tokens were read in a whole ubatch: four pages of two layers. The others are each conversation's own.
+        assert worker._mover.found_pages == 8
+        assert worker._mover.moved_pages == 2 * sent - 8
     assert first == second == alone[0]
+    assert all(np.array_equal(a, b) for a, b in zip(logits, alone[1], strict=True))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_second_turn_has_the_bits_that_it_would_have_alone(engine: str) -> None:
+    """Its beginning was partly computed token by token before: those rows must not be found by their tokens."""
+    first = long_prompt()
+    with host(engine=engine) as runner:
+        answer, _ = generate(runner, first, 150)
+        second = [*first, *answer, *first[:90]]
+        _, logits_alone = generate(runner, second, 8)
+    with serving(engine=engine) as server, host(lambda: link_to(server), engine=engine) as runner:
+        generate(runner, first, 150)
+        worker = runner._worker
+        assert worker is not None
+        sent = worker._mover.moved_pages
+        _, logits, state = generate_with_state(runner, second, 8)
+        assert state.table.held * 64 > len(first)
+        assert worker._mover.found_pages >= len(state.table.layers), (
+            "the whole ubatches of the first turn are shared"
+        )
+        assert worker._mover.moved_pages > sent
+    assert all(np.array_equal(a, b) for a, b in zip(logits, logits_alone, strict=True))
+
+
+def test_a_page_of_another_engine_is_not_taken_for_ours() -> None:
+    with serving() as server:
+        for engine in ("numpy", BEST_ENGINE):
+            with host(lambda: link_to(server), engine=engine) as runner:
+                generate(runner, long_prompt(), 2)
+                assert runner._worker is not None
+                assert runner._worker._mover.found_pages == 0
+            until(lambda: server._serving is None)
+
+
+def test_a_partial_of_another_shape_is_refused(monkeypatch) -> None:
+    from backburner.transport import messages as m
+    from backburner.worker.server import Session
+
+    attend = Session._attend
+    monkeypatch.setattr(
+        Session,
+        "_attend",
+        lambda self, request: m.PartialReply(
+            *(x[:, :1] for x in (attend(self, request).o, attend(self, request).lse))
+        ),
+    )
+    with (
+        serving() as server,
+        host(lambda: link_to(server)) as runner,
+        pytest.raises(WorkerLost, match="a partial of shape"),
+    ):
+        generate(runner, long_prompt(), 1)
 
 
 def test_a_worker_that_is_full_leaves_pages_on_the_host(alone, caplog) -> None:
@@ -93,7 +149,7 @@ def test_a_worker_that_is_full_leaves_pages_on_the_host(alone, caplog) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(logits, alone[1], strict=True))
 
 
-def test_a_host_whose_memory_is_full_says_so_instead_of_dying() -> None:
+def test_a_host_whose_memory_is_full_says_so_instead_of_dying(monkeypatch) -> None:
     page_bytes = 64 * 2 * 2 * 64 * 4
     with (
         serving(memory_bytes=5 * page_bytes) as server,
@@ -104,8 +160,10 @@ def test_a_host_whose_memory_is_full_says_so_instead_of_dying() -> None:
         ),
     ):
         generate(runner, long_prompt(), 1)
-    with host(host_tokens=300) as runner, pytest.raises(HostFull, match="the worker is away"):
-        generate(runner, long_prompt(), 1)
+    with serving() as server, host(lambda: link_to(server), host_tokens=300) as runner:
+        monkeypatch.setattr(runner._worker, "new_sequence", lambda: None)
+        with pytest.raises(HostFull, match="the worker is away"):
+            runner.start(GenerationRequest("too long to read alone", tuple(long_prompt()), 1))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -28,7 +28,7 @@ def test_the_newest_window_always_stays(policy: Residency, n: int) -> None:
 @given(policies(), tokens)
 def test_no_whole_page_outside_the_window_stays(policy: Residency, n: int) -> None:
     outside = n - policy.window_tokens - policy.held_target(n) * policy.page_tokens
-    assert outside < policy.page_tokens
+    assert outside < policy.page_tokens or policy.held_target(n) == policy.max_pages
 
 
 @given(policies(), tokens, tokens)
@@ -77,3 +77,12 @@ def test_a_context_that_cannot_be_held_is_refused_with_the_numbers() -> None:
     ):
         context_size(cap.total_tokens + 1, cap)
     assert context_size(cap.total_tokens, cap) == cap.total_tokens
+
+
+def test_a_sequence_never_holds_more_pages_than_a_worker_binds() -> None:
+    policy = Residency(page_tokens=16, window_tokens=16, max_pages=5)
+    assert policy.held_target(10_000) == 5
+    assert policy.copy_target(10_000, 10_000) == 5
+    assert policy.overdue(10_000, 5) == 0
+    cap = capacity(GEOMETRY, 16, 2**40, 2**60, model_tokens=2**40)
+    assert cap.worker_tokens == 1024 * GEOMETRY.page_tokens

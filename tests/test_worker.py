@@ -1,7 +1,6 @@
 """The worker over a real socket: greeting, refusals, attention, and what a lost host leaves."""
 
 import socket
-import time
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from backburner.engine.worker_link import greet
 from backburner.errors import BadRequest, LinkClosed, Mismatch, OutOfBudget, UnknownPage, WorkerBusy
 from backburner.transport import messages as m
 from backburner.transport.link import Link
-from tests.host import link_to, port_of, serving
+from tests.host import link_to, port_of, serving, until
 
 GEOMETRY = Geometry(q_heads=4, kv_heads=2, head_dim=64, page_tokens=32, dtype="float32", scale=0.125)
 LAYERS = (3, 7)
@@ -150,7 +149,7 @@ def test_a_second_host_is_refused_by_name_and_the_first_is_not_disturbed() -> No
             greeted(server)
         assert first.exchange(m.Ping()).payload is None
         first.close()
-        _until(lambda: server._serving is None)
+        until(lambda: server._serving is None)
         greeted(server).close()
 
 
@@ -160,8 +159,8 @@ def test_a_caller_that_says_nothing_does_not_keep_hosts_out_for_ever(monkeypatch
     monkeypatch.setattr(module, "HELLO_DEADLINE_S", 0.2)
     with serving() as server:
         silent = socket.create_connection(("127.0.0.1", port_of(server)))
-        _until(lambda: server._serving is not None)
-        _until(lambda: server._serving is None)
+        until(lambda: server._serving is not None)
+        until(lambda: server._serving is None)
         greeted(server).close()
         silent.close()
 
@@ -180,7 +179,7 @@ def test_another_protocol_version_is_a_mismatch_on_both_sides(caplog) -> None:
         )
         with pytest.raises(Mismatch, match=r"speaks protocol 2, this worker .* 1"):
             link.exchange(hello)
-        _until(lambda: server._serving is None)
+        until(lambda: server._serving is None)
     assert "speaks protocol 2" in caplog.text
 
 
@@ -209,7 +208,7 @@ def test_bytes_that_are_no_frame_close_the_link_and_the_worker_lives() -> None:
                 raw.settimeout(5)
                 while raw.recv(4096):
                     pass
-            _until(lambda: server._serving is None)
+            until(lambda: server._serving is None)
         greeted(server).close()
 
 
@@ -218,7 +217,7 @@ def test_pages_outlive_the_host_that_sent_them() -> None:
         link = greeted(server)
         put(link)
         link.close()
-        _until(lambda: server._serving is None)
+        until(lambda: server._serving is None)
         again = greeted(server)
         assert again.exchange(m.Have((KEY,))).bitmap == bytes([1])
         again.close()
@@ -229,10 +228,3 @@ def test_a_stopped_worker_ends_the_hosts_link() -> None:
         link = greeted(server)
     with pytest.raises(LinkClosed):
         link.exchange(m.Ping())
-
-
-def _until(condition, timeout_s: float = 5.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.01)

@@ -92,7 +92,9 @@ def from_engine(error: BackburnerError) -> ApiError:
     message = str(error) or error.__doc__ or error.code
     if isinstance(error, ContextExceeded):
         return ApiError(400, message, code=error.code)
-    if isinstance(error, EngineDead | HostFull | TransportError | RemoteError):
+    if isinstance(error, HostFull):
+        return ApiError(503, message, code=error.code, headers=NO_RETRY)
+    if isinstance(error, EngineDead | TransportError | RemoteError):
         return ApiError(503, message, code=error.code, headers=RETRY_LATER)
     return ApiError(500, message, code=error.code, headers=NO_RETRY)
 

@@ -46,7 +46,6 @@ class Runner(Protocol[S]):
     """One step at a time, on the engine thread. `S` is the runner's own state of a request."""
 
     ctx_size: int
-    model_name: str
 
     def start(self, request: GenerationRequest) -> S: ...
 
@@ -200,9 +199,11 @@ class Engine(Generic[S]):
         except BackburnerError as e:
             log.warning("request %s failed: %s", job.request.request_id, e)
             job.tell(Failed(e))
-        except Exception as e:  # one request's fault must not take the others down
+        except (
+            Exception
+        ):  # one request's fault must not take the others down; its text may hold parts of the prompt
             log.exception("request %s failed", job.request.request_id)
-            job.tell(Failed(BackburnerError(f"internal error: {type(e).__name__}: {e}")))
+            job.tell(Failed(BackburnerError("internal error; see the server's log")))
         finally:
             self._running = None
             if state is not None:

@@ -6,15 +6,18 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import ArraysCache
 
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.engine.request import GenerationRequest, WorkerStatus
 from backburner.engine.sampling import Sampler, sampler_for
+from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.text import TextStream
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import HostFull
 from backburner.kv.held import HeldPages
 from backburner.kv.pages import PageTable
+from backburner.model.fingerprint import rows_fingerprint
 from backburner.model.load import LoadedModel
 
 log = logging.getLogger("backburner.engine")
@@ -49,13 +52,13 @@ class ModelRunner:
         host_tokens: int | None = None,
     ) -> None:
         """host_tokens: positions whose K and V fit on this host; None: as many as the context has."""
-        self.model_name = loaded.name
         self.ctx_size = ctx_size
         self._model = loaded.model
         self._tokenizer = tokenizer
         self._end = frozenset(tokenizer.eos_token_ids)
         self._engine = engine
         self._geometry = geometry
+        self._fingerprint = rows_fingerprint(loaded.model.fingerprint, geometry, engine.name, UBATCH_TOKENS)
         self._worker = worker
         self._host_tokens = host_tokens if host_tokens is not None else ctx_size
 
@@ -66,17 +69,26 @@ class ModelRunner:
         self.decode(state)
 
     def start(self, request: GenerationRequest) -> Sequence:
-        return self._new_sequence(request, self._worker.new_sequence() if self._worker else None)
+        held = self._worker.new_sequence() if self._worker else None
+        if held is None and len(request.prompt) > self._host_tokens:
+            raise self._full("the worker is away")  # before a read that may take minutes
+        return self._new_sequence(request, held)
 
     def _new_sequence(self, request: GenerationRequest, held: HeldPages | None) -> Sequence:
         model = self._model
-        table = PageTable(self._engine, self._geometry, model.attention_layers, model.fingerprint, held)
+        table = PageTable(
+            self._engine,
+            self._geometry,
+            model.attention_layers,
+            self._fingerprint,
+            held,
+            shared_tokens=len(request.prompt) // UBATCH_TOKENS * UBATCH_TOKENS,
+        )
         caches = [
             table.layers[i] if i in table.layers else model.new_state() for i in range(len(model.layers))
         ]
-        return Sequence(
-            len(request.prompt), list(request.prompt), caches, table, held, sampler_for(request.sampling)
-        )
+        sample = sampler_for(request.sampling, model.vocab_size)
+        return Sequence(len(request.prompt), list(request.prompt), caches, table, held, sample)
 
     def text(self, request: GenerationRequest) -> TextStream:
         return TextStream(self._tokenizer, request.stop)
@@ -100,7 +112,7 @@ class ModelRunner:
         self._check_room(state, len(tokens))
         residual = model.embed(mx.array(np.asarray(tokens, dtype=np.int32)))
         residual = model.run_layers(residual, state.caches, 0, len(model.layers))
-        states = [c.cache for c in state.caches if hasattr(c, "cache")]
+        states = [c.cache for c in state.caches if isinstance(c, ArraysCache)]
         logits = model.logits(residual[:, -1:])[0] if last else None
         mx.eval(states, logits if last else residual)
         return logits
@@ -123,8 +135,12 @@ class ModelRunner:
         if local <= self._host_tokens:
             return
         away = "the worker is away"
-        why = away if state.held is None else state.held.refused or "the worker has not taken enough of it"
-        raise HostFull(
+        raise self._full(
+            away if state.held is None else state.held.refused or "the worker has not taken enough of it"
+        )
+
+    def _full(self, why: str) -> HostFull:
+        return HostFull(
             f"This host can hold {self._host_tokens} tokens of this conversation, and {why}. "
             "Try again when the worker is back, or send a shorter prompt."
         )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from backburner.attention.engine import Geometry
+from backburner.config import SEQUENCE_PAGES_MAX
 from backburner.errors import ConfigError
 
 # Of the memory free after the model is loaded; the rest is for activations, partials and everybody else.
@@ -29,7 +30,9 @@ def capacity(
     """What host and worker can hold together. worker_free_bytes None: no worker."""
     token_bytes = geometry.row_bytes * layers
     page_bytes = geometry.page_bytes * layers
-    worker_pages = 0 if worker_free_bytes is None else worker_free_bytes // page_bytes
+    worker_pages = (
+        0 if worker_free_bytes is None else min(worker_free_bytes // page_bytes, SEQUENCE_PAGES_MAX)
+    )
     return Capacity(
         token_bytes=token_bytes,
         host_tokens=int(host_free_bytes * HOST_KV_SHARE) // token_bytes,
@@ -48,6 +51,6 @@ def context_size(asked: int | None, cap: Capacity) -> int:
         raise ConfigError(
             f"--ctx-size {asked} does not fit: a token's K and V take {cap.token_bytes} bytes, so the host can hold "
             f"{cap.host_tokens} and the worker {cap.worker_tokens}. Give at most {cap.total_tokens}, "
-            "or a worker with more --memory."
+            f"or a worker with more --memory (it holds at most {SEQUENCE_PAGES_MAX} pages of a conversation)."
         )
     return asked

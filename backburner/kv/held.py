@@ -5,7 +5,7 @@ from typing import Any
 import numpy.typing as npt
 
 from backburner.attention.engine import Partial
-from backburner.errors import BackburnerError, RemoteError, TransportError, WorkerLost
+from backburner.errors import BackburnerError, ProtocolError, RemoteError, TransportError, WorkerLost
 from backburner.kv.mover import MOVE_DEADLINE_S, Moves, PageMover
 from backburner.kv.pages import PageTable
 from backburner.kv.residency import Residency
@@ -20,8 +20,8 @@ SLOWEST_FLOP_PER_S = 1e9
 
 
 class _Question:
-    def __init__(self, link: Link, tag: int, deadline_s: float) -> None:
-        self._link, self._tag, self._deadline_s = link, tag, deadline_s
+    def __init__(self, link: Link, tag: int, shape: tuple[int, ...], deadline_s: float) -> None:
+        self._link, self._tag, self._shape, self._deadline_s = link, tag, shape, deadline_s
 
     def answer(self) -> Partial:
         try:
@@ -31,6 +31,10 @@ class _Question:
         except TransportError as e:
             raise _lost(e) from e
         assert isinstance(reply, PartialReply)  # the link has checked it
+        if reply.o.shape != self._shape:
+            # Broadcasting would merge it without a word.
+            self._link.close()
+            raise _lost(ProtocolError(f"a partial of shape {reply.o.shape} for a query of {self._shape}."))
         return Partial(reply.o, reply.lse)
 
 
@@ -60,10 +64,10 @@ class HeldPages:
         """Sends one query block [q_heads, T, head_dim] for the first `count` pages of a layer; returns at once."""
         flop = 4 * q.size * count * self._residency.page_tokens
         deadline_s = self._link.timeout_s + flop / SLOWEST_FLOP_PER_S
+        self._mover.be_patient(deadline_s)
         try:
-            return _Question(
-                self._link, self._link.post(Attend(self._moves.sequence, layer, 0, count, q)), deadline_s
-            )
+            tag = self._link.post(Attend(self._moves.sequence, layer, 0, count, q))
+            return _Question(self._link, tag, q.shape, deadline_s)
         except TransportError as e:
             raise _lost(e) from e
 

@@ -8,22 +8,15 @@ import numpy as np
 KEY_BYTES = 32
 
 
-def page_key(fingerprint: bytes, parent: bytes, tokens: Sequence[int]) -> bytes:
-    """SHA-256 of: model fingerprint | length of parent, u8 | parent | tokens as little-endian int32.
+def page_key(fingerprint: bytes, parent: bytes, tokens: Sequence[int], salt: bytes = b"") -> bytes:
+    """SHA-256 of: fingerprint | length of parent, u8 | parent | tokens as little-endian int32 | salt.
 
     `parent` is the key of the page before, empty for the first. K and V of a position depend on every token before
     it, so the chain is what makes equal keys mean equal rows. SHA-256, because a key that could be forged would let
-    one conversation read another's memory.
+    one conversation read another's memory. A salt, of one sequence alone, is for rows whose bits depend on how they
+    were computed: they must not be found by anybody else.
     """
     digest = hashlib.sha256(fingerprint)
     digest.update(len(parent).to_bytes(1, "little") + parent)
-    digest.update(np.asarray(tokens, dtype="<i4").tobytes())
+    digest.update(np.asarray(tokens, dtype="<i4").tobytes() + salt)
     return digest.digest()
-
-
-def page_keys(fingerprint: bytes, tokens: Sequence[int], page_tokens: int) -> list[bytes]:
-    """The keys of all full pages of a token sequence, oldest first."""
-    keys: list[bytes] = []
-    for start in range(0, len(tokens) - page_tokens + 1, page_tokens):
-        keys.append(page_key(fingerprint, keys[-1] if keys else b"", tokens[start : start + page_tokens]))
-    return keys

@@ -54,6 +54,7 @@ class PageMover:
         self._jobs: deque[tuple[Moves, int, list[tuple[int, Any]]]] = deque()
         self._changed = threading.Condition()
         self._closing = False
+        self._patient_until = 0.0
         self._last_contact = time.monotonic()
         self.error: TransportError | None = None
         self.stats: StatsReply | None = None  # the worker's latest counters
@@ -61,6 +62,13 @@ class PageMover:
         self.found_pages = 0  # pages that the worker had already
         self._thread = threading.Thread(target=self._main, name="mover", daemon=True)
         self._thread.start()
+
+    def be_patient(self, seconds: float) -> None:
+        """The worker was asked for something that may take so long; it answers in order, so others wait behind it."""
+        self._patient_until = max(self._patient_until, time.monotonic() + seconds)
+
+    def _deadline_s(self) -> float:
+        return MOVE_DEADLINE_S + max(0.0, self._patient_until - time.monotonic())
 
     def offer(self, moves: Moves, key: bytes, layers: Sequence[tuple[int, Any]]) -> None:
         """Queues the sequence's next full page: (layer, page) for each attention layer."""
@@ -124,6 +132,8 @@ class PageMover:
         except Exception as e:  # a fault of ours must not leave the engine waiting for pages that never come
             log.exception("the mover has failed")
             self._fail(TransportError(f"moving pages failed: {type(e).__name__}: {e}"))
+        finally:
+            self._engine.leave_thread()
 
     def _next(self) -> tuple[Moves, int, list[tuple[int, Any]]] | None:
         """The next job; while there is none, a heartbeat now and then. None when closing."""
@@ -143,7 +153,7 @@ class PageMover:
         self.stats = self._exchange(Stats())
 
     def _exchange(self, request: Any) -> Any:
-        reply = self._link.exchange(request, MOVE_DEADLINE_S)
+        reply = self._link.exchange(request, self._deadline_s())
         self._last_contact = time.monotonic()
         return reply
 
@@ -177,13 +187,13 @@ class PageMover:
             ack, refusal = self._acknowledged(tags, refusal)
         if refusal:
             raise refusal
-        if not (isinstance(ack, PageAck) and ack.complete):
+        if not (isinstance(ack, PageAck) and ack.complete and (ack.key, ack.layer) == (key, layer)):
             raise TransportError(f"the worker did not complete a page that was sent whole: {ack}")
 
     def _acknowledged(self, tags: deque[int], refusal: RemoteError | None) -> tuple[Any, RemoteError | None]:
         """Waits for the oldest piece. The first refusal counts; the pieces behind it fail for want of it."""
         try:
-            ack = self._link.wait(tags.popleft(), MOVE_DEADLINE_S)
+            ack = self._link.wait(tags.popleft(), self._deadline_s())
             self._last_contact = time.monotonic()
             return ack, refusal
         except RemoteError as e:

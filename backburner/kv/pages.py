@@ -1,5 +1,7 @@
 """The page table of one sequence: K and V of every attention layer, in pages that are here or held by the worker."""
 
+import contextlib
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -8,6 +10,7 @@ import numpy.typing as npt
 
 from backburner.attention.engine import AttentionEngine, Geometry, Partial
 from backburner.attention.numpy_engine import widen
+from backburner.errors import BackburnerError
 from backburner.kv.keys import page_key
 
 
@@ -62,10 +65,16 @@ class LayerPages:
         first_position = self.offset  # of the new rows
         # Held pages lie wholly before the new rows, so the question can go out first and be answered meanwhile.
         question = table.holder.ask(self.layer, table.held, q) if table.held and table.holder else None
-        self.append(k, v)
-        page_tokens = table.geometry.page_tokens
-        visible = [first_position + 1 - i * page_tokens for i in range(table.held, len(self.pages))]
-        local = table.engine.attend(table.geometry, widen(q), self.pages[table.held :], visible)
+        try:
+            self.append(k, v)
+            page_tokens = table.geometry.page_tokens
+            visible = [first_position + 1 - i * page_tokens for i in range(table.held, len(self.pages))]
+            local = table.engine.attend(table.geometry, widen(q), self.pages[table.held :], visible)
+        except BaseException:
+            if question is not None:
+                with contextlib.suppress(BackburnerError):
+                    question.answer()  # or its reply would stay with the link for ever
+            raise
         partials = [question.answer(), *local] if question else local
         return table.engine.fold(partials).o
 
@@ -84,7 +93,11 @@ class PageTable:
         layers: Sequence[int],
         fingerprint: bytes,
         holder: Holder | None = None,
+        shared_tokens: int | None = None,
     ) -> None:
+        """fingerprint: of all that the rows' bits depend on but the tokens. shared_tokens: how many leading positions
+        are computed by whole ubatches of a read, as any host would; None: all. Rows after them depend on how this
+        sequence came to them, so pages that have any are named for it alone."""
         self.engine = engine
         self.geometry = geometry
         self.holder = holder
@@ -92,6 +105,8 @@ class PageTable:
         self.keys: list[bytes] = []  # of the full pages
         self.held = 0
         self._fingerprint = fingerprint
+        self._shared_tokens = shared_tokens
+        self._salt = secrets.token_bytes(16)
 
     @property
     def tokens(self) -> int:
@@ -102,8 +117,12 @@ class PageTable:
         """Extends `keys` to all pages that are full. `tokens` are the sequence's, at least as many as stored."""
         size = self.geometry.page_tokens
         for i in range(len(self.keys), self.tokens // size):
+            start, stop = i * size, (i + 1) * size
             parent = self.keys[-1] if self.keys else b""
-            self.keys.append(page_key(self._fingerprint, parent, tokens[i * size : (i + 1) * size]))
+            shared = self._shared_tokens is None or stop <= self._shared_tokens
+            self.keys.append(
+                page_key(self._fingerprint, parent, tokens[start:stop], b"" if shared else self._salt)
+            )
 
     def page(self, index: int) -> Iterator[tuple[int, Any]]:
         """(layer, page) for each layer of a page that is here."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from backburner.config import SEQUENCE_PAGES_MAX
+
 
 @dataclass(frozen=True, slots=True)
 class Residency:
@@ -9,10 +11,13 @@ class Residency:
 
     page_tokens: int
     window_tokens: int
+    max_pages: int = (
+        SEQUENCE_PAGES_MAX  # that a worker binds to one sequence; what is beyond stays on the host
+    )
 
     def held_target(self, tokens: int) -> int:
         """How many leading pages should be held at `tokens` positions: those wholly before the window."""
-        return max(0, (tokens - self.window_tokens) // self.page_tokens)
+        return min(max(0, (tokens - self.window_tokens) // self.page_tokens), self.max_pages)
 
     def copy_target(self, tokens: int, expected_tokens: int) -> int:
         """How many leading pages should have been copied by now: full ones that will be wanted, ahead of need.

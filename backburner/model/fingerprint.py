@@ -2,9 +2,18 @@
 
 import hashlib
 import json
+import os
+import platform
 import struct
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import mlx.core as mx
+
+from backburner import __version__
+from backburner.attention.engine import Geometry
+from backburner.native.kernels import load_kernels
 
 # Hashing 15 GB takes half a minute. Training or quantising changes every tensor everywhere, so both ends of each do.
 SAMPLE_BYTES = 4096
@@ -32,6 +41,28 @@ def fingerprint(folder: Path, config: dict[str, Any]) -> bytes:
     for name in sorted(tensors):  # by name, so that the sharding of the files does not matter
         digest.update(name.encode() + b"\0" + tensors[name])
     return digest.digest()
+
+
+def rows_fingerprint(model: bytes, geometry: Geometry, engine: str, ubatch_tokens: int) -> bytes:
+    """Over all that the bits of K and V depend on but the tokens: weights, shapes and dtype, and what computes them.
+
+    Equal page keys have to mean equal bits: a page that another build, engine or instruction set has made is not it.
+    """
+    kernels = load_kernels()
+    computed_by = (
+        __version__,
+        version("mlx"),
+        version("mlx-lm"),
+        version("numpy"),
+        platform.machine(),
+        str(mx.default_device()),
+        kernels.isa if kernels else "",
+        os.environ.get("MLX_DISABLE_COMPILE", ""),
+        engine,
+        ubatch_tokens,
+        geometry,
+    )
+    return hashlib.sha256(model + repr(computed_by).encode()).digest()
 
 
 def _tensor_digests(path: Path) -> dict[str, bytes]:

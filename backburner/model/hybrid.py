@@ -28,6 +28,10 @@ class HybridModel:
         self.dtype: mx.Dtype = self._body.norm.weight.dtype
         self.max_position_embeddings = int(config.get("max_position_embeddings", 32768))
 
+    @property
+    def vocab_size(self) -> int:
+        return int(self._head.args.vocab_size)
+
     def geometry(self, page_tokens: int) -> Geometry:
         """The shape of every attention layer's pages."""
         attention = self.layers[self.attention_layers[0]].self_attn
