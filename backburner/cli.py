@@ -138,6 +138,7 @@ def serve(
         tokenizer=tokenizer,
         window_tokens=window_tokens,
         page_tokens=page_tokens,
+        shared_bytes=c.parse_bytes(worker_memory) if where.kind == "loopback" else 0,
         ctx_size=ctx_size,
         engine=engine,
         connect=connect,

@@ -8,6 +8,7 @@ from types import FrameType, TracebackType
 
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.status import Status
 
 from backburner.errors import ConfigError
@@ -78,27 +79,28 @@ class StartReport:
         self._stop()
         self._name, self._start = name, time.monotonic()
         if console.is_terminal:
-            self._status = console.status(f"{name} ...")
+            self._status = console.status(f"{escape(name)} ...")
             self._status.start()
 
     def progress(self, done: int, total: int) -> None:
         if self._status is not None:
-            self._status.update(f"{self._name}: layer {done} of {total}")
+            self._status.update(f"{escape(self._name)}: layer {done} of {total}")
 
     def done(self, text: str) -> None:
         self._stop()
         console.print(
-            f"[green]ok[/] [bold]{self._name}[/] ({time.monotonic() - self._start:.1f} s): {text}",
+            f"[green]ok[/] [bold]{escape(self._name)}[/] ({time.monotonic() - self._start:.1f} s): {escape(text)}",
             soft_wrap=True,
         )
 
     def note(self, text: str) -> None:
-        console.print(f"   {text}", soft_wrap=True)
+        console.print(f"   {text}", soft_wrap=True, markup=False)
 
     def ready(self, url: str, model: str, embedded: bool) -> None:
         """The last line of start-up, with a command to paste."""
         console.print(
-            f"[green]ready[/] at {url}/v1 (model {model}, health at {url}/health). Try:", soft_wrap=True
+            f"[green]ready[/] at {url}/v1 (model {escape(model)}, health at {url}/health). Try:",
+            soft_wrap=True,
         )
         console.print(EXAMPLE.format(url=url, model=model), soft_wrap=True, markup=False)
         if embedded:

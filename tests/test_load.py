@@ -138,10 +138,10 @@ def test_the_fingerprint_is_the_weights_not_the_name(folder: Path) -> None:
     assert fingerprint(TINY, CONFIG | {"rms_norm_eps": 1e-5}) != same
 
 
-def quantised(folder: Path, bits: int) -> Path:
+def quantised(folder: Path, bits: int, mode: str = "affine", group_size: int = 64) -> Path:
     model, config = load_model(TINY)
     model.set_dtype(mx.bfloat16)
-    model, config = quantize_model(model, config, group_size=64, bits=bits)
+    model, config = quantize_model(model, config, group_size=group_size, bits=bits, mode=mode)
     from mlx.utils import tree_flatten
 
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
@@ -171,3 +171,12 @@ def test_everything_runs_in_fp32_on_cpu() -> None:
     model = tiny().model
     assert model.dtype == mx.float32
     assert model.geometry(64).dtype == "float32"
+
+
+def test_weights_of_the_mxfp4_kind_become_fp32_too(folder: Path) -> None:
+    model = load("mxfp4", quantised(folder, 4, "mxfp4", 32)).model
+    from mlx.utils import tree_flatten
+
+    assert {v.dtype for _, v in tree_flatten(model.raw.parameters())} == {mx.float32}
+    with host(model=load("mxfp4", folder)) as runner:
+        assert len(generate(runner, chat("Hello!"), 4)[0]) == 4

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import mlx.core as mx
-import psutil
 
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.attention.select import make_engine
-from backburner.config import SEQUENCE_PAGES_MAX, check_pages
+from backburner.config import check_pages
 from backburner.engine.runner import ModelRunner
 from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.worker_link import Connect, WorkerLink
@@ -19,7 +18,7 @@ from backburner.kv.capacity import Capacity, capacity, context_size
 from backburner.kv.held import OVERDUE_PAGES
 from backburner.kv.residency import Residency
 from backburner.model import blas_status
-from backburner.model.cpu import runs_on_cpu
+from backburner.model.cpu import available_bytes, missing_c_parts, runs_on_cpu
 from backburner.model.load import load
 
 
@@ -46,9 +45,9 @@ class HostParts:
     page_tokens: int
     ctx_size: int | None
     engine: str
-    connect: "Callable[[AttentionEngine], tuple[Connect, str]] | None" = (
-        None  # engine -> how to connect, address
-    )
+    # How to connect, and the address, for a host with this attention engine.
+    connect: "Callable[[AttentionEngine], tuple[Connect, str]] | None" = None
+    shared_bytes: int = 0  # of this machine's memory that a worker on it will take
     overdue_pages: int = OVERDUE_PAGES
 
 
@@ -77,12 +76,10 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
         report.note(note)
     if runs_on_cpu() and not blas_status.forwarded:
         report.note(f"matrix products run without OpenBLAS, slower: {blas_status.reason}")
-    if engine.name == "numpy":
-        report.note(
-            "attention runs in numpy, slower: no C part (install a C compiler and reinstall backburner)"
-        )
+    if runs_on_cpu() and (missing := missing_c_parts(parts.engine)):
+        report.note(f"slower without C: {missing}. Install a C compiler and reinstall backburner.")
 
-    host_free = int(psutil.virtual_memory().available)
+    host_free = max(0, available_bytes() - parts.shared_bytes)
     window_tokens = parts.window_tokens
     worker: WorkerLink | None = None
     if parts.connect is not None:
@@ -116,7 +113,7 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
             len(model.attention_layers),
             host_free,
             worker.welcome.free_bytes if worker else None,
-            min(model.max_position_embeddings, SEQUENCE_PAGES_MAX * parts.page_tokens),
+            model.max_position_embeddings,
         )
         ctx_size = context_size(parts.ctx_size, cap)
         if ctx_size < 1:

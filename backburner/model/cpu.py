@@ -1,5 +1,6 @@
 """What changes in a model without Metal or CUDA: fp32 activations, and weights in the form that is fast there."""
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ from mlx_lm.utils import dequantize_model
 from backburner.model.delta import use_chunked_delta
 from backburner.model.gating import use_native_gating
 from backburner.model.recurrent import use_native_recurrent
+from backburner.native import gating, kernels, recurrent
 
 # Of the memory that is free before loading; the rest is for K/V, activations and everybody else.
 FP32_WEIGHTS_SHARE = 0.6
@@ -52,6 +54,25 @@ class PerCallQuantizedLinear(nn.QuantizedLinear):
         return y + self["bias"] if "bias" in self else y
 
 
+def available_bytes() -> int:
+    """Memory that this process may still take: what is free, within its control group's limit where there is one."""
+    available = int(psutil.virtual_memory().available)
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):  # no such file system, or the limit is "max"
+        return available
+    return min(available, max(0, limit - used))
+
+
+def missing_c_parts(engine: str) -> str:
+    """What runs slower for want of C, and why; empty when nothing does. `engine`: the attention engine asked for."""
+    reasons = {why for why in (recurrent.why_missing(), gating.why_missing()) if why}
+    if engine == "auto" and kernels.why_missing():
+        reasons.add(kernels.why_missing())
+    return "; ".join(sorted(reasons))
+
+
 def fp32_bytes(model: nn.Module) -> int:
     """Bytes of all weights, were they fp32."""
     total = 0
@@ -59,7 +80,7 @@ def fp32_bytes(model: nn.Module) -> int:
         packed = isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedSwitchLinear)
         for name, value in tree_flatten(module.parameters()):
             if packed and name == "weight":
-                total += value.size * (32 // module.bits) * 4
+                total += value.size * 32 * 4 // module.bits
             elif not (packed and name in ("scales", "biases")):
                 total += value.size * 4
     return total
@@ -75,12 +96,13 @@ def prepare_for_cpu(model: nn.Module, memory_bytes: int | None = None) -> tuple[
     use_chunked_delta()
     use_native_recurrent(model)
     use_native_gating(model)
-    available = memory_bytes if memory_bytes is not None else psutil.virtual_memory().available
+    available = memory_bytes if memory_bytes is not None else available_bytes()
     needed = fp32_bytes(model)
     dtypes = {v.dtype for _, v in tree_flatten(model.parameters())}
     if needed <= available * FP32_WEIGHTS_SHARE:
-        _cast_floats(model, keep=())
+        _cast_floats(model, keep=())  # first, so that affine scales multiply in fp32
         dequantize_model(model)
+        _cast_floats(model, keep=())  # the mxfp4 family comes out in bfloat16
         if dtypes <= {mx.float32}:
             return ()
         return (f"weights converted to fp32 for the CPU: {needed / 2**30:.2f} GiB",)

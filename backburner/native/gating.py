@@ -33,12 +33,23 @@ class GatingKernels:
         return out
 
 
-@functools.cache
 def load_gating() -> GatingKernels | None:
-    """The C part, opened once for the process; None if it was not built or cannot run here."""
+    """The C part, opened once for the process; None if it is missing, and why_missing() says why."""
+    loaded = _load()
+    return loaded if isinstance(loaded, GatingKernels) else None
+
+
+def why_missing() -> str:
+    """Why load_gating() gives None; empty if it does not."""
+    loaded = _load()
+    return loaded if isinstance(loaded, str) else ""
+
+
+@functools.cache
+def _load() -> GatingKernels | str:
     library = open_part("_gating")
     if isinstance(library, str):
-        return None
+        return library
     for function in (library.bb_swiglu, library.bb_sigmoid_gate):
         function.argtypes = [ctypes.c_int64, *(ctypes.c_void_p,) * 3]
         function.restype = None
