@@ -81,3 +81,7 @@ class AttentionEngine(Protocol):
         So whoever folds a prefix and whoever goes on from it get the bits of one fold over everything.
         """
         ...
+
+    def leave_thread(self) -> None:
+        """Frees what belongs to the calling thread. The last call of a thread that has used the engine and ends."""
+        ...

@@ -83,6 +83,10 @@ class MlxEngine:
     def fold(self, partials: Sequence[Partial]) -> Partial:
         return merge_all(partials)
 
+    def leave_thread(self) -> None:
+        # Streams that outlive their thread abort the process at exit now and then.
+        mx.clear_streams()
+
 
 def _attend_page(
     geometry: Geometry, q: mx.array, page: MlxPage, visible: npt.NDArray[np.int64], stop: int

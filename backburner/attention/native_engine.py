@@ -77,6 +77,9 @@ class NativeEngine:
     def fold(self, partials: Sequence[Partial]) -> Partial:
         return merge_all(partials)
 
+    def leave_thread(self) -> None:
+        pass
+
 
 def _c(geometry: Geometry) -> Any:
     g = geometry

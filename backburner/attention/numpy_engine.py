@@ -81,6 +81,9 @@ class NumpyEngine:
     def fold(self, partials: Sequence[Partial]) -> Partial:
         return merge_all(partials)
 
+    def leave_thread(self) -> None:
+        pass
+
 
 def _attend_page(
     geometry: Geometry, q: F32, page: NumpyPage, visible: npt.NDArray[np.int64], tokens: int

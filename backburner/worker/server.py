@@ -39,6 +39,9 @@ IDLE_DEADLINE_S = 600.0
 # How often the accepting thread looks whether it should stop.
 ACCEPT_POLL_S = 0.5
 
+# How long the end waits for the request that is being answered; the slowest takes about a second.
+STOP_DEADLINE_S = 5.0
+
 
 class Session:
     """One host's requests, in order. It knows the host's geometry; the pages outlive it."""
@@ -220,6 +223,7 @@ class WorkerServer:
         self._engines = engines
         self.store = PageStore(engine, memory_bytes)
         self._serving: Peer | None = None
+        self._session: threading.Thread | None = None
         self._lock = threading.RLock()  # `close` runs in a signal handler, maybe on top of `serve_forever`
         self._closing = threading.Event()
 
@@ -230,6 +234,14 @@ class WorkerServer:
 
     def serve_forever(self) -> None:
         """Accepts until `close`. Each host is served on a thread of its own, the store by one at a time."""
+        try:
+            self._accept_hosts()
+        finally:
+            self.close()
+            if self._session is not None:  # the process must not end before what it leaves is freed
+                self._session.join(STOP_DEADLINE_S)
+
+    def _accept_hosts(self) -> None:
         while not self._closing.is_set():
             try:
                 channel = self._listener.accept(ACCEPT_POLL_S)
@@ -243,9 +255,12 @@ class WorkerServer:
                 if not busy:
                     self._serving = peer
             run = self._refuse if busy else self._serve
-            threading.Thread(
+            thread = threading.Thread(
                 target=run, args=(peer, channel), name=f"host {channel.peer}", daemon=True
-            ).start()
+            )
+            if not busy:
+                self._session = thread
+            thread.start()
 
     def close(self) -> None:
         self._closing.set()
@@ -267,6 +282,7 @@ class WorkerServer:
         finally:
             peer.close()
             self.store.release_all()
+            self._engine.leave_thread()
             with self._lock:
                 self._serving = None
 
