@@ -42,11 +42,15 @@ def connect(host: str, port: int, timeout_s: float = 5.0) -> SocketChannel:
         ) from None
     except (OSError, OverflowError) as error:
         raise LinkClosed(f"cannot connect to {where}: {error}") from None
-    if sock.getsockname() == sock.getpeername():
-        # Dialling a free port of the own machine can, rarely, connect to itself.
+    try:
+        if sock.getsockname() != sock.getpeername():
+            return _channel(sock, where)
+    except OSError as error:
         sock.close()
-        raise LinkClosed(f"nothing listens at {where}; start `backburner worker --listen {where}` there")
-    return _channel(sock, where)
+        raise LinkClosed(f"{where} hung up at once: {error}") from None
+    # Dialling a free port of the own machine can, rarely, connect to itself.
+    sock.close()
+    raise LinkClosed(f"nothing listens at {where}; start `backburner worker --listen {where}` there")
 
 
 class Listener:
@@ -55,20 +59,31 @@ class Listener:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.host, self.port = sock.getsockname()[:2]
+        self._closed = False
 
     def accept(self, timeout_s: float | None = None) -> SocketChannel:
-        """The next caller; LinkTimeout if none comes in time, LinkClosed once `close` was called."""
+        """The next caller; LinkTimeout if none comes in time, LinkClosed once `close` was called.
+
+        OSError if this caller could not be taken: it is gone already, or descriptors are short. The next one may be.
+        """
         try:
             self._sock.settimeout(timeout_s)
             sock, address = self._sock.accept()
         except TimeoutError:
             raise LinkTimeout(f"no host called {self.host}:{self.port} within {timeout_s:g} s") from None
         except OSError as error:
+            if not self._closed:
+                raise
             raise LinkClosed(f"no longer listening at {self.host}:{self.port}: {error}") from None
-        return _channel(sock, _place(*address[:2]))
+        try:
+            return _channel(sock, _place(*address[:2]))
+        except OSError:
+            sock.close()
+            raise
 
     def close(self) -> None:
         """Stops listening, and wakes whoever waits in `accept`."""
+        self._closed = True
         # macOS refuses to shut down a listening socket; closing it wakes the waiter there.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -92,5 +107,6 @@ def _place(host: str, port: int) -> str:
 def _channel(sock: socket.socket, peer: str) -> SocketChannel:
     # Nagle holds a second small send back until the first is acknowledged: 44 ms on loopback.
     # The buffer sizes stay the kernel's: setting them lost a third to a half of the bandwidth.
+    # macOS refuses options on a socket whose peer is gone.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return SocketChannel(sock, peer)

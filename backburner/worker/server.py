@@ -39,6 +39,9 @@ IDLE_DEADLINE_S = 600.0
 # How often the accepting thread looks whether it should stop.
 ACCEPT_POLL_S = 0.5
 
+# After a caller that could not be taken: when descriptors are short, the same one waits at the door still.
+ACCEPT_PAUSE_S = 0.2
+
 # How long the end waits for the request that is being answered; the slowest takes about a second.
 STOP_DEADLINE_S = 5.0
 
@@ -249,6 +252,10 @@ class WorkerServer:
                 continue
             except LinkClosed:
                 return
+            except OSError as e:
+                log.warning("a caller could not be taken: %s", e)
+                self._closing.wait(ACCEPT_PAUSE_S)
+                continue
             peer = Peer(channel)
             with self._lock:
                 busy = self._serving is not None
