@@ -6,13 +6,17 @@ import os
 import signal
 import socket
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from backburner import __version__
 from backburner import config as c
 from backburner.errors import BackburnerError, ConfigError
+
+if TYPE_CHECKING:
+    from backburner.engine.startup import Connector
+    from backburner.worker.loopback import LoopbackWorker
 
 app = typer.Typer(
     help="An OpenAI-compatible server for Qwen hybrid models that uses a second device on a cable as a coprocessor.",
@@ -91,7 +95,7 @@ def serve(
     log_level: LogLevel = "info",
 ) -> None:
     """Serves the OpenAI API on this machine."""
-    from backburner.terminal import configure_logging, end_at_once_on_signals, start_report
+    from backburner.terminal import StartReport, configure_logging, end_at_once_on_signals
 
     configure_logging(log_level)
     end_at_once_on_signals()
@@ -128,7 +132,7 @@ def serve(
         sampling_defaults,
     )
 
-    report = start_report()
+    report = StartReport()
     name, folder = find_model(model)
     model_type_for(read_config(folder))
     tokenizer = read_tokenizer(folder)
@@ -208,7 +212,7 @@ def _json_object(text: str | None) -> dict[str, Any]:
     return value
 
 
-def _loopback(where: c.Device, memory: str, log_level: str) -> Any:
+def _loopback(where: c.Device, memory: str, log_level: str) -> "LoopbackWorker | None":
     if where.kind != "loopback":
         return None
     from backburner.worker.loopback import LoopbackWorker
@@ -216,10 +220,10 @@ def _loopback(where: c.Device, memory: str, log_level: str) -> Any:
     return LoopbackWorker(c.parse_bytes(memory), log_level)
 
 
-def _connector(where: c.Device, loopback: Any) -> Any:
+def _connector(where: c.Device, loopback: "LoopbackWorker | None") -> "Connector | None":
     if where.kind == "none":
         return None
-    if where.kind == "loopback":
+    if loopback is not None:
         return lambda engine: (loopback.connector(engine.name), loopback.address)
     from backburner.transport.link import Link
     from backburner.transport.tcp import connect, require_loopback

@@ -1,4 +1,4 @@
-"""Every tunable of a server and of a worker, with the measurement that chose its default."""
+"""What the flags mean: their defaults, with the measurement that chose each, and the parsing of their values."""
 
 import re
 from dataclasses import dataclass
@@ -35,7 +35,8 @@ class Device:
     port: int = 0
 
     def __str__(self) -> str:
-        return f"tcp://{self.host}:{self.port}" if self.kind == "tcp" else self.kind
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port}" if self.kind == "tcp" else self.kind
 
 
 def parse_bytes(text: str) -> int:

@@ -113,7 +113,3 @@ class StartReport:
         if self._status is not None:
             self._status.stop()
             self._status = None
-
-
-def start_report() -> StartReport:
-    return StartReport()

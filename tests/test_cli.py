@@ -98,7 +98,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
 def test_a_context_that_cannot_be_held_is_refused_with_the_numbers() -> None:
     done = run("serve", "--port", "0", "--ctx-size", "99999999")
     assert done.returncode == 2
-    assert "--ctx-size 99999999: the model's own limit is 65536 tokens" in done.stderr
+    assert "--ctx-size 99999999: the model's own limit is 262144 tokens" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -63,8 +63,12 @@ CONFIGS = {
 
 @pytest.fixture(params=CONFIGS)
 def folder(request, tmp_path: Path) -> Path:
+    return folder_of(request.param, tmp_path)
+
+
+def folder_of(name: str, tmp_path: Path) -> Path:
     """A model folder of the family with random fp16 weights, as mlx-lm writes them."""
-    config = json.loads(json.dumps(CONFIGS[request.param]))
+    config = json.loads(json.dumps(CONFIGS[name]))
     (tmp_path / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY / name, tmp_path / name)
@@ -99,3 +103,16 @@ def test_tokens_equal_mlx_lms_and_bits_do_not_depend_on_where_pages_are(folder: 
         _, logits, state = generate_with_state(runner, prompt, 16)
         assert state.table.held >= 4
     assert all(np.array_equal(a, b) for a, b in zip(logits, logits_alone, strict=True))
+
+
+def test_experts_that_cannot_fit_are_refused_by_name(tmp_path: Path, monkeypatch) -> None:
+    from backburner.errors import ModelError
+    from backburner.model import load as load_module
+    from backburner.model.cpu import prepare_for_cpu
+
+    folder_of("qwen3_5_moe", tmp_path)
+    monkeypatch.setattr(
+        load_module, "prepare_for_cpu", lambda model: prepare_for_cpu(model, memory_bytes=1000)
+    )
+    with pytest.raises(ModelError, match="quantised variant"):
+        load("random", tmp_path)

@@ -21,6 +21,9 @@ from backburner.model import blas_status
 from backburner.model.cpu import available_bytes, missing_c_parts, runs_on_cpu
 from backburner.model.load import load
 
+# How to connect, and the address, for a host with this attention engine.
+Connector = Callable[[AttentionEngine], tuple[Connect, str]]
+
 
 class Report(Protocol):
     """Tells a person what start-up is doing."""
@@ -45,8 +48,7 @@ class HostParts:
     page_tokens: int
     ctx_size: int | None
     engine: str
-    # How to connect, and the address, for a host with this attention engine.
-    connect: "Callable[[AttentionEngine], tuple[Connect, str]] | None" = None
+    connect: Connector | None = None
     shared_bytes: int = 0  # of this machine's memory that a worker on it will take
     overdue_pages: int = OVERDUE_PAGES
 

@@ -59,6 +59,10 @@ def greet(
                 f"the worker {welcome.name} ({welcome.software}) speaks protocol {welcome.protocol}, "
                 f"this host (backburner {__version__}) {PROTOCOL_VERSION}; install the same version on both."
             )
+        if welcome.pairing != "none":
+            raise Mismatch(
+                f"the worker {welcome.name} asks for pairing ({welcome.pairing}), which is not there yet."
+            )
     except BackburnerError:
         link.close()
         raise

@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import dequantize_model
 
+from backburner.errors import ModelError
 from backburner.model.delta import use_chunked_delta
 from backburner.model.gating import use_native_gating
 from backburner.model.recurrent import use_native_recurrent
@@ -106,6 +107,14 @@ def prepare_for_cpu(model: nn.Module, memory_bytes: int | None = None) -> tuple[
         if dtypes <= {mx.float32}:
             return ()
         return (f"weights converted to fp32 for the CPU: {needed / 2**30:.2f} GiB",)
+    # mlx's gather_mm takes fp32 only on CPU, so unquantised experts have no smaller form that runs.
+    experts = [m for _, m in model.named_modules() if type(m) is SwitchLinear]
+    experts_bytes = sum(4 * v.size for m in experts for _, v in tree_flatten(m.parameters()))
+    if experts_bytes > available and experts:
+        raise ModelError(
+            f"the experts take {experts_bytes / 2**30:.0f} GiB in fp32, the only form in which they run on a CPU, and "
+            f"{available / 2**30:.0f} GiB are free; use a quantised variant of the model."
+        )
     large: list[tuple[str, nn.Module]] = []
     for name, module in tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module):
         if type(module) is nn.QuantizedLinear:
@@ -114,7 +123,6 @@ def prepare_for_cpu(model: nn.Module, memory_bytes: int | None = None) -> tuple[
             module.__class__ = PerCallLinear
             large.append((name, module))
         elif isinstance(module, SwitchLinear):
-            # mlx's gather_mm takes fp32 only on CPU, so unquantised experts have no smaller form that runs.
             _cast_floats(module, keep=())
     _cast_floats(model, keep=tuple(name for name, _ in large))
     return (
