@@ -134,8 +134,6 @@ class PageMover:
             self._fail(TransportError(f"moving pages failed: {type(e).__name__}: {e}"))
         finally:
             self._engine.leave_thread()
-        finally:
-            self._engine.leave_thread()
 
     def _next(self) -> tuple[Moves, int, list[tuple[int, Any]]] | None:
         """The next job; while there is none, a heartbeat now and then. None when closing."""
