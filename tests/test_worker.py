@@ -8,11 +8,12 @@ import pytest
 from backburner.attention import folded
 from backburner.attention.engine import Geometry
 from backburner.attention.numpy_engine import NumpyEngine
+from backburner.attention.select import make_engine
 from backburner.engine.worker_link import greet
 from backburner.errors import BadRequest, LinkClosed, Mismatch, OutOfBudget, UnknownPage, WorkerBusy
 from backburner.transport import messages as m
 from backburner.transport.link import Link
-from tests.host import link_to, port_of, serving, until
+from tests.host import BEST_ENGINE, link_to, port_of, serving, until
 
 GEOMETRY = Geometry(q_heads=4, kv_heads=2, head_dim=64, page_tokens=32, dtype="float32", scale=0.125)
 LAYERS = (3, 7)
@@ -118,7 +119,7 @@ def test_have_is_true_only_for_pages_complete_at_all_layers() -> None:
 def test_requests_that_cannot_be_answered_get_a_named_error_and_the_link_lives() -> None:
     k, v = rows(0)
     q = np.zeros((4, 1, 64), np.float32)
-    with serving(memory_bytes=GEOMETRY.page_bytes * 2) as server:
+    with serving(memory_bytes=make_engine(BEST_ENGINE).page_bytes(GEOMETRY) * 2) as server:
         link = greeted(server)
         with pytest.raises(UnknownPage):
             link.exchange(m.Attend(1, 3, 0, 1, q))
@@ -186,6 +187,11 @@ def test_another_protocol_version_is_a_mismatch_on_both_sides(caplog) -> None:
 def test_a_page_that_cannot_fit_at_all_is_a_mismatch() -> None:
     with serving(memory_bytes=1000) as server, pytest.raises(Mismatch, match="--page-tokens"):
         greeted(server)
+    needed = len(LAYERS) * make_engine(BEST_ENGINE).page_bytes(GEOMETRY)
+    with serving(memory_bytes=needed - 1) as server, pytest.raises(Mismatch, match=f"takes {needed} bytes"):
+        greeted(server)
+    with serving(memory_bytes=needed) as server:
+        greeted(server).close()
 
 
 def test_heads_that_do_not_divide_are_a_mismatch() -> None:

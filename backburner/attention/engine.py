@@ -53,6 +53,10 @@ class AttentionEngine(Protocol):
 
     name: str
 
+    def page_bytes(self, geometry: Geometry) -> int:
+        """The memory that one page takes in this engine's layout, at least geometry.page_bytes."""
+        ...
+
     def new_page(self, geometry: Geometry) -> Any:
         """An empty page with room for geometry.page_tokens rows."""
         ...

@@ -30,6 +30,9 @@ class MlxEngine:
 
     name = "mlx"
 
+    def page_bytes(self, geometry: Geometry) -> int:
+        return geometry.page_bytes
+
     def new_page(self, geometry: Geometry) -> MlxPage:
         shape = (geometry.kv_heads, geometry.page_tokens, geometry.head_dim)
         page = MlxPage(

@@ -13,6 +13,10 @@ from backburner.attention.merge import merge_all
 from backburner.attention.numpy_engine import STORAGE_DTYPES
 from backburner.native.kernels import Kernels, c_geometry
 
+# No memory holds such a page. Beyond it, the kernels' 64 bits could overflow while they round rows and columns up, and
+# a stranger's geometry would pass for a small one.
+PAGE_BYTES_MAX = 2**48
+
 
 @dataclass(slots=True)
 class NativePage:
@@ -30,9 +34,14 @@ class NativeEngine:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
+    def page_bytes(self, geometry: Geometry) -> int:
+        if geometry.page_bytes > PAGE_BYTES_MAX:
+            return geometry.page_bytes
+        return self._kernels.page_bytes(_c(geometry))
+
     def new_page(self, geometry: Geometry) -> NativePage:
         # zeros() is lazy: memory is taken as rows arrive. The kernels rely on unfilled rows being zero.
-        data = np.zeros(self._kernels.page_bytes(_c(geometry)), np.uint8)
+        data = np.zeros(self.page_bytes(geometry), np.uint8)
         return NativePage(geometry, data, data.ctypes.data)
 
     def append(self, page: NativePage, k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:

@@ -44,6 +44,9 @@ class NumpyEngine:
 
     name = "numpy"
 
+    def page_bytes(self, geometry: Geometry) -> int:
+        return geometry.page_bytes
+
     def new_page(self, geometry: Geometry) -> NumpyPage:
         shape = (geometry.kv_heads, geometry.page_tokens, geometry.head_dim)
         dtype = STORAGE_DTYPES[geometry.dtype]

@@ -119,7 +119,7 @@ class Session:
                 f"the host has {g.q_heads} query heads for {g.kv_heads} K/V heads: not a multiple."
             )
         geometry = Geometry(g.q_heads, g.kv_heads, g.head_dim, g.page_tokens, g.dtype, g.scale)
-        page_bytes = geometry.page_bytes * len(hello.layers)
+        page_bytes = self._engine.page_bytes(geometry) * len(hello.layers)
         if page_bytes > self._store.memory_bytes:
             raise Mismatch(
                 f"one page of the host's model takes {page_bytes} bytes over its {len(hello.layers)} attention layers; "
@@ -160,7 +160,7 @@ class Session:
 
     def _have(self, request: m.Have) -> m.HaveReply:
         layers = self._layers if request.layer is None else (self._checked_layer(request.layer),)
-        bits = [all(self._store.has(key, layer) for layer in layers) for key in request.keys]
+        bits = [all(self._store.has(key, layer, self.geometry) for layer in layers) for key in request.keys]
         return m.HaveReply(np.packbits(np.array(bits, dtype=bool), bitorder="little").tobytes())
 
     def _put_page(self, request: m.PutPage) -> m.PageAck:
@@ -172,14 +172,15 @@ class Session:
 
     def _get_page(self, request: m.GetPage) -> m.PageRows:
         layer = self._checked_layer(request.layer)
-        return m.PageRows(*self._store.rows(request.key, layer, request.row0, request.row0 + request.rows))
+        stop = request.row0 + request.rows
+        return m.PageRows(*self._store.rows(request.key, layer, request.row0, stop, self.geometry))
 
     def _drop_pages(self, request: m.DropPages) -> m.Ok:
         self._store.drop(request.keys)
         return m.Ok()
 
     def _bind(self, request: m.Bind) -> m.Ok:
-        self._store.bind(request.sequence, request.keys, self._layers)
+        self._store.bind(request.sequence, request.keys, self._layers, self.geometry)
         return m.Ok()
 
     def _release(self, request: m.Release) -> m.Ok:
@@ -191,7 +192,7 @@ class Session:
         g = self.geometry
         q = widen(self._checked_rows(request.q, g.q_heads))
         layer = self._checked_layer(request.layer)
-        pages = self._store.bound_pages(request.sequence, layer, request.first, request.count)
+        pages = self._store.bound_pages(request.sequence, layer, request.first, request.count, g)
         partial = attend_folded(self._engine, g, q, pages)
         self._attends += 1
         self._attend_s += time.perf_counter() - start

@@ -15,7 +15,8 @@ Name = tuple[bytes, int]  # (key, layer)
 class PageStore:
     """Pages, complete or growing. What no sequence is bound to stays as a cache; the least recently used gives way.
 
-    Pages of models with other geometries may lie side by side: the key contains the model's fingerprint.
+    Pages of several geometries may lie side by side, from hosts that came one after another. Who asks for a page says
+    its geometry: stored with another one, it does not count.
     """
 
     def __init__(self, engine: AttentionEngine, memory_bytes: int) -> None:
@@ -36,16 +37,16 @@ class PageStore:
     def free_bytes(self) -> int:
         """What a new sequence could use: free memory and all pages that nothing is bound to."""
         bound = self._bound_keys()
-        idle = sum(g.page_bytes for (key, _), (_, g) in self._pages.items() if key not in bound)
+        idle = sum(self._engine.page_bytes(g) for (key, _), (_, g) in self._pages.items() if key not in bound)
         return self.memory_bytes - self.used_bytes + idle
 
     def complete_pages(self) -> int:
         return sum(page.filled == geometry.page_tokens for page, geometry in self._pages.values())
 
-    def has(self, key: bytes, layer: int) -> bool:
+    def has(self, key: bytes, layer: int, geometry: Geometry) -> bool:
         """Whether the page is complete. Asking counts as a use: the host is about to bind it."""
-        entry = self._pages.get((key, layer))
-        if entry is None or entry[0].filled < entry[1].page_tokens:
+        page = self._find(key, layer, geometry)
+        if page is None or page.filled < geometry.page_tokens:
             return False
         self._pages.move_to_end((key, layer))
         return True
@@ -55,37 +56,38 @@ class PageStore:
     ) -> int:
         """Appends rows at row0, which must be where the page ends. Returns the rows stored.
 
-        row0 = 0 of an existing page that is incomplete starts it anew (a piece was lost with an earlier link). A
-        complete page is left as it is: equal keys mean equal rows. Raises OutOfBudget, BadRequest.
+        row0 = 0 of an existing page that is incomplete starts it anew (a piece was lost with an earlier link), and so
+        it does with an unbound page of another geometry. A complete page is left as it is: equal keys mean equal rows.
+        Raises OutOfBudget, BadRequest; a BadRequest changes nothing.
         """
         name = (key, layer)
-        entry = self._pages.get(name)
-        if entry is not None and entry[1] != geometry:
-            raise BadRequest("this key is stored with another page geometry")
-        if entry is not None and entry[0].filled == geometry.page_tokens:
-            return int(entry[0].filled)
-        if entry is not None and row0 == 0 and entry[0].filled:
-            self._remove(name)
-            entry = None
-        if entry is None:
-            if row0 != 0:
-                raise BadRequest(f"row {row0} of a page that has not begun")
-            page = self._new_page(name, geometry)
-        else:
-            page = entry[0]
-        if row0 != page.filled:
-            raise BadRequest(f"row {row0} does not follow the {page.filled} rows stored")
+        page = self._find(key, layer, geometry)
+        filled = 0 if page is None else int(page.filled)
+        if filled == geometry.page_tokens:
+            return filled
         if row0 + k.shape[1] > geometry.page_tokens:
             raise BadRequest(f"{k.shape[1]} rows at {row0} exceed the page's {geometry.page_tokens}")
+        if row0 not in (0, filled):
+            raise BadRequest(
+                f"row {row0} does not follow the {filled} rows stored"
+                if filled
+                else f"row {row0} of a page that has not begun"
+            )
+        if page is None or filled != row0:
+            if name in self._pages:
+                if key in self._bound_keys():
+                    raise BadRequest("this key is bound with another page geometry")
+                self._remove(name)
+            page = self._new_page(name, geometry)
         self._engine.append(page, k, v)
         self._pages.move_to_end(name)
         return int(page.filled)
 
     def rows(
-        self, key: bytes, layer: int, start: int, stop: int
+        self, key: bytes, layer: int, start: int, stop: int, geometry: Geometry
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Rows [start, stop) of a page, as they came. Raises UnknownPage, BadRequest."""
-        page = self._get(key, layer)
+        page = self._get(key, layer, geometry)
         if stop > page.filled:
             raise BadRequest(f"rows [{start}, {stop}) of a page that has {page.filled}")
         return self._engine.rows(page, start, stop)
@@ -101,11 +103,11 @@ class PageStore:
         for name in [name for name in self._pages if name[0] in wanted]:
             self._remove(name)
 
-    def bind(self, sequence: int, keys: Sequence[bytes], layers: Sequence[int]) -> None:
+    def bind(self, sequence: int, keys: Sequence[bytes], layers: Sequence[int], geometry: Geometry) -> None:
         """Sets a sequence's ordered list of pages, complete at all `layers`. Raises UnknownPage and changes nothing."""
         for i, key in enumerate(keys):
             for layer in layers:
-                if not self.has(key, layer):
+                if not self.has(key, layer, geometry):
                     raise UnknownPage(f"page {i} of sequence {sequence} is not complete at layer {layer}")
         self._bound[sequence] = tuple(keys)
 
@@ -118,26 +120,30 @@ class PageStore:
         for name in [n for n, (page, geometry) in self._pages.items() if page.filled < geometry.page_tokens]:
             self._remove(name)
 
-    def bound_pages(self, sequence: int, layer: int, first: int, count: int) -> list[Any]:
+    def bound_pages(self, sequence: int, layer: int, first: int, count: int, geometry: Geometry) -> list[Any]:
         """Pages [first, first + count) of a sequence at one layer, in order. Raises UnknownPage, BadRequest."""
         keys = self._bound.get(sequence)
         if keys is None:
             raise UnknownPage(f"sequence {sequence} is not bound")
         if first + count > len(keys):
             raise BadRequest(f"pages [{first}, {first + count}) of a sequence that is bound to {len(keys)}")
-        return [self._get(key, layer) for key in keys[first : first + count]]
+        return [self._get(key, layer, geometry) for key in keys[first : first + count]]
 
-    def _get(self, key: bytes, layer: int) -> Any:
-        entry = self._pages.get((key, layer))
-        if entry is None:
+    def _find(self, key: bytes, layer: int, geometry: Geometry) -> Any | None:
+        page, stored = self._pages.get((key, layer), (None, None))
+        return page if stored is geometry or stored == geometry else None
+
+    def _get(self, key: bytes, layer: int, geometry: Geometry) -> Any:
+        page = self._find(key, layer, geometry)
+        if page is None:
             raise UnknownPage(f"page {key.hex()[:12]} is not stored at layer {layer}")
-        return entry[0]
+        return page
 
     def _bound_keys(self) -> set[bytes]:
         return {key for keys in self._bound.values() for key in keys}
 
     def _new_page(self, name: Name, geometry: Geometry) -> Any:
-        needed = geometry.page_bytes
+        needed = self._engine.page_bytes(geometry)
         if self.used_bytes + needed > self.memory_bytes:
             self._make_room(needed, spare=name[0])
         if self.used_bytes + needed > self.memory_bytes:
@@ -161,4 +167,4 @@ class PageStore:
 
     def _remove(self, name: Name) -> None:
         _, geometry = self._pages.pop(name)
-        self.used_bytes -= geometry.page_bytes
+        self.used_bytes -= self._engine.page_bytes(geometry)
