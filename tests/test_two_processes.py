@@ -1,4 +1,6 @@
-"""A worker in a process of its own gives the bits that the same engine gives here."""
+"""A worker in a process of its own: the bits that the same engine gives here, and modules of its own."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,3 +27,16 @@ def test_logits_are_bitwise_equal_with_pages_in_another_process(
         worker.close()
     assert tokens == tokens_alone
     assert all(np.array_equal(a, b) for a, b in zip(logits, logits_alone, strict=True))
+
+
+def test_a_worker_takes_no_modules_from_the_folder_where_the_host_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "typer.py").write_text("raise ImportError('not the real one')\n")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    worker = LoopbackWorker(2**20)
+    try:
+        worker.connect().close()
+    finally:
+        worker.close()

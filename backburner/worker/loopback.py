@@ -30,7 +30,9 @@ class LoopbackWorker:
 
     def __init__(self, memory_bytes: int, log_level: str = "warning") -> None:
         self._command = [
-            *(sys.executable, "-m", "backburner", "worker", "--listen", "127.0.0.1:0", "--exit-with-parent"),
+            # -P: `-m` alone looks for every module in the current folder first, whatever lies there.
+            *(sys.executable, "-P", "-m", "backburner", "worker"),
+            *("--listen", "127.0.0.1:0", "--exit-with-parent"),
             *("--memory", str(memory_bytes), "--log-level", log_level, "--name", "loopback"),
         ]
         self._engine = "auto"
