@@ -1,4 +1,4 @@
-/* Which instruction sets this CPU and its operating system offer; for attention.c and blas.c.
+/* Which instruction sets this CPU and its operating system offer; for simd.h.
  *
  * Asked of the CPU itself: __builtin_cpu_supports needs a runtime that not every clang brings (zig's answers no), and
  * older compilers do not know F16C by name.

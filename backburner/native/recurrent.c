@@ -50,7 +50,6 @@ typedef struct {
     float *state;         /* [v_heads, dv, dk], changed in place */
 } Task;
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t channels_of(const Layer *l) { return 2 * (int64_t)l->k_heads * l->dk + (int64_t)l->v_heads * l->dv; }
 
 /* ---- one body for each instruction set --------------------------------------------------------------------------- */

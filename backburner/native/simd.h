@@ -20,6 +20,8 @@
 #define JOIN(a, b) JOIN2(a, b)
 #define FN(name) JOIN(name, ISA)
 
+INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
 enum { GENERIC, AVX2, AVX512 };
 
 /* The instruction set of a name, or with NULL the best one. -1: unknown, or this CPU does not have it. */
