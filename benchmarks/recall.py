@@ -85,7 +85,7 @@ class Side:
         return row
 
     def _fork(self, base: Sequence, more: list[int]) -> Sequence:
-        """A sequence that goes on from `base`: full pages are shared, here and at the worker, the open one is copied."""
+        """Goes on from `base`: full pages are shared, here and at the worker; the open one is copied."""
         state = self.runner.start(GenerationRequest("recall", tuple(base.tokens + more), 1))
         for mine, theirs in zip(state.caches, base.caches, strict=True):
             if hasattr(theirs, "pages"):

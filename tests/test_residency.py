@@ -55,23 +55,30 @@ GEOMETRY = Geometry(q_heads=24, kv_heads=4, head_dim=256, page_tokens=4096, dtyp
 
 
 def test_a_27b_model_needs_64_kib_a_token() -> None:
-    cap = capacity(GEOMETRY, 16, host_free_bytes=8 * 2**30, worker_free_bytes=6 * 2**30, model_tokens=262_144)
+    cap = capacity(
+        GEOMETRY.page_bytes,
+        GEOMETRY.page_tokens,
+        16,
+        host_free_bytes=8 * 2**30,
+        worker_free_bytes=6 * 2**30,
+        model_tokens=262_144,
+    )
     assert cap.token_bytes == 65_536
-    assert cap.host_tokens == int(8 * 2**30 * 0.7) // 65_536
+    assert cap.host_tokens == int(8 * 2**30 * 0.7) // (65_536 * 4096) * 4096
     assert cap.worker_tokens == 6 * 2**30 // (65_536 * 4096) * 4096
     assert cap.total_tokens == cap.host_tokens + cap.worker_tokens
     assert context_size(None, cap) == cap.total_tokens
 
 
 def test_the_models_own_limit_bounds_the_context() -> None:
-    cap = capacity(GEOMETRY, 16, 2**40, None, model_tokens=262_144)
+    cap = capacity(GEOMETRY.page_bytes, GEOMETRY.page_tokens, 16, 2**40, None, model_tokens=262_144)
     assert context_size(None, cap) == 262_144
     with pytest.raises(ConfigError, match="262144"):
         context_size(300_000, cap)
 
 
 def test_a_context_that_cannot_be_held_is_refused_with_the_numbers() -> None:
-    cap = capacity(GEOMETRY, 16, 2**30, 2**29, model_tokens=262_144)
+    cap = capacity(GEOMETRY.page_bytes, GEOMETRY.page_tokens, 16, 2**30, 2**29, model_tokens=262_144)
     with pytest.raises(
         ConfigError, match=rf"host can hold {cap.host_tokens} and the worker {cap.worker_tokens}"
     ):
@@ -84,5 +91,5 @@ def test_a_sequence_never_holds_more_pages_than_a_worker_binds() -> None:
     assert policy.held_target(10_000) == 5
     assert policy.copy_target(10_000, 10_000) == 5
     assert policy.overdue(10_000, 5) == 0
-    cap = capacity(GEOMETRY, 16, 2**40, 2**60, model_tokens=2**40)
+    cap = capacity(GEOMETRY.page_bytes, GEOMETRY.page_tokens, 16, 2**40, 2**60, model_tokens=2**40)
     assert cap.worker_tokens == 1024 * GEOMETRY.page_tokens

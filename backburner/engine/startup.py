@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from backburner.attention.engine import AttentionEngine, Geometry
+from backburner.attention.engine import AttentionEngine
 from backburner.attention.select import make_engine
 from backburner.config import check_pages
 from backburner.engine.runner import ModelRunner
@@ -70,6 +70,7 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
     loaded = load(parts.name, parts.folder, report.progress)
     model = loaded.model
     geometry = model.geometry(parts.page_tokens)
+    page_bytes = engine.page_bytes(geometry)
     report.done(
         f"{len(model.layers)} layers, {len(model.attention_layers)} with K/V; {geometry.dtype}, "
         f"attention engine {engine.name}"
@@ -85,7 +86,7 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
     window_tokens = parts.window_tokens
     worker: WorkerLink | None = None
     if parts.connect is not None:
-        window_tokens = _window(parts, geometry, len(model.attention_layers), host_free, report)
+        window_tokens = _window(parts, page_bytes, len(model.attention_layers), host_free, report)
         report.stage("worker")
         connect, address = parts.connect(engine)
         worker = WorkerLink(
@@ -111,7 +112,8 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
     try:
         report.stage("context")
         cap = capacity(
-            geometry,
+            page_bytes,
+            parts.page_tokens,
             len(model.attention_layers),
             host_free,
             worker.welcome.free_bytes if worker else None,
@@ -132,9 +134,9 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
         raise
 
 
-def _window(parts: HostParts, geometry: Geometry, layers: int, host_free: int, report: Report) -> int:
+def _window(parts: HostParts, page_bytes: int, layers: int, host_free: int, report: Report) -> int:
     """The window, made smaller when the host cannot hold it with a page on its way and a ubatch."""
-    host_tokens = capacity(geometry, layers, host_free, None, 0).host_tokens
+    host_tokens = capacity(page_bytes, parts.page_tokens, layers, host_free, None, 0).host_tokens
     room = host_tokens - 2 * parts.page_tokens - UBATCH_TOKENS
     if room >= parts.window_tokens:
         return parts.window_tokens

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from backburner.attention.engine import Geometry
 from backburner.config import SEQUENCE_PAGES_MAX
 from backburner.errors import ConfigError
 
@@ -25,18 +24,26 @@ class Capacity:
 
 
 def capacity(
-    geometry: Geometry, layers: int, host_free_bytes: int, worker_free_bytes: int | None, model_tokens: int
+    page_bytes: int,
+    page_tokens: int,
+    layers: int,
+    host_free_bytes: int,
+    worker_free_bytes: int | None,
+    model_tokens: int,
 ) -> Capacity:
-    """What host and worker can hold together. worker_free_bytes None: no worker."""
-    token_bytes = geometry.row_bytes * layers
-    page_bytes = geometry.page_bytes * layers
+    """What host and worker can hold together.
+
+    page_bytes: of one layer's page as the engine lays it out. worker_free_bytes None: no worker.
+    """
+    page_bytes *= layers
+    token_bytes = -(-page_bytes // page_tokens)
     worker_pages = (
         0 if worker_free_bytes is None else min(worker_free_bytes // page_bytes, SEQUENCE_PAGES_MAX)
     )
     return Capacity(
         token_bytes=token_bytes,
-        host_tokens=int(host_free_bytes * HOST_KV_SHARE) // token_bytes,
-        worker_tokens=worker_pages * geometry.page_tokens,
+        host_tokens=int(host_free_bytes * HOST_KV_SHARE) // page_bytes * page_tokens,
+        worker_tokens=worker_pages * page_tokens,
         model_tokens=model_tokens,
     )
 

@@ -1,5 +1,6 @@
 """One sequence's pages at the worker: which are there, and asking for attention over them."""
 
+import contextlib
 from typing import Any
 
 import numpy.typing as npt
@@ -22,8 +23,10 @@ SLOWEST_FLOP_PER_S = 1e9
 class _Question:
     def __init__(self, link: Link, tag: int, shape: tuple[int, ...], deadline_s: float) -> None:
         self._link, self._tag, self._shape, self._deadline_s = link, tag, shape, deadline_s
+        self._waiting = True
 
     def answer(self) -> Partial:
+        self._waiting = False
         try:
             reply = self._link.wait(self._tag, self._deadline_s)
         except RemoteError as e:
@@ -36,6 +39,12 @@ class _Question:
             self._link.close()
             raise _lost(ProtocolError(f"a partial of shape {reply.o.shape} for a query of {self._shape}."))
         return Partial(reply.o, reply.lse)
+
+    def abandon(self) -> None:
+        """Takes the reply off the link, where it would stay for ever; if it was taken already, there is none."""
+        if self._waiting:
+            with contextlib.suppress(WorkerLost):
+                self.answer()
 
 
 class HeldPages:

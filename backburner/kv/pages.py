@@ -1,6 +1,5 @@
 """The page table of one sequence: K and V of every attention layer, in pages that are here or held by the worker."""
 
-import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -9,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from backburner.attention.engine import AttentionEngine, Geometry, Partial
+from backburner.attention.folded import attend_folded
 from backburner.attention.numpy_engine import widen
-from backburner.errors import BackburnerError
 from backburner.kv.keys import page_key
 
 
@@ -18,7 +17,11 @@ class Question(Protocol):
     """A query that is on its way to the holder of pages."""
 
     def answer(self) -> Partial:
-        """Waits for the partial. Raises TransportError or RemoteError."""
+        """Waits for the partial. Raises WorkerLost."""
+        ...
+
+    def abandon(self) -> None:
+        """Nobody will want the answer. Never raises."""
         ...
 
 
@@ -69,14 +72,13 @@ class LayerPages:
             self.append(k, v)
             page_tokens = table.geometry.page_tokens
             visible = [first_position + 1 - i * page_tokens for i in range(table.held, len(self.pages))]
-            local = table.engine.attend(table.geometry, widen(q), self.pages[table.held :], visible)
+            before = question.answer if question else None
+            pages = self.pages[table.held :]
+            return attend_folded(table.engine, table.geometry, widen(q), pages, visible, before).o
         except BaseException:
             if question is not None:
-                with contextlib.suppress(BackburnerError):
-                    question.answer()  # or its reply would stay with the link for ever
+                question.abandon()
             raise
-        partials = [question.answer(), *local] if question else local
-        return table.engine.fold(partials).o
 
 
 class PageTable:

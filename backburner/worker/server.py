@@ -36,6 +36,9 @@ HELLO_DEADLINE_S = 5.0
 # Hosts send something every 5 s, but a host that computes one long step on a slow machine may be late.
 IDLE_DEADLINE_S = 600.0
 
+# A host that attends to its own pages reads nothing meanwhile, and a partial of several MB fills the buffers.
+SEND_DEADLINE_S = 60.0
+
 # How often the accepting thread looks whether it should stop.
 ACCEPT_POLL_S = 0.5
 
@@ -257,7 +260,7 @@ class WorkerServer:
                 log.warning("a caller could not be taken: %s", e)
                 self._closing.wait(ACCEPT_PAUSE_S)
                 continue
-            peer = Peer(channel)
+            peer = Peer(channel, SEND_DEADLINE_S)
             with self._lock:
                 busy = self._serving is not None
                 if not busy:
