@@ -17,7 +17,6 @@ from backburner.errors import ConfigError
 from backburner.kv.capacity import Capacity, capacity, context_size
 from backburner.kv.held import OVERDUE_PAGES
 from backburner.kv.residency import Residency
-from backburner.model import blas_status
 from backburner.model.cpu import available_bytes, missing_c_parts, runs_on_cpu
 from backburner.model.load import load
 
@@ -77,10 +76,8 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
     )
     for note in loaded.notes:
         report.note(note)
-    if runs_on_cpu() and not blas_status.forwarded:
-        report.note(f"matrix products run without OpenBLAS, slower: {blas_status.reason}")
     if runs_on_cpu() and (missing := missing_c_parts(parts.engine)):
-        report.note(f"slower without C: {missing}. Install a C compiler and reinstall backburner.")
+        report.note(f"running slower than it could: {missing}. With a C compiler, reinstall backburner.")
 
     host_free = max(0, available_bytes() - parts.shared_bytes)
     window_tokens = parts.window_tokens

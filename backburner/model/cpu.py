@@ -11,6 +11,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import dequantize_model
 
 from backburner.errors import ModelError
+from backburner.model import blas_status
 from backburner.model.delta import use_chunked_delta
 from backburner.model.gating import use_native_gating
 from backburner.model.recurrent import use_native_recurrent
@@ -68,10 +69,12 @@ def available_bytes() -> int:
 
 def missing_c_parts(engine: str) -> str:
     """What runs slower for want of C, and why; empty when nothing does. `engine`: the attention engine asked for."""
-    reasons = {why for why in (recurrent.why_missing(), gating.why_missing()) if why}
-    if engine == "auto" and kernels.why_missing():
-        reasons.add(kernels.why_missing())
-    return "; ".join(sorted(reasons))
+    reasons = [recurrent.why_missing(), gating.why_missing()]
+    if engine == "auto":
+        reasons.append(kernels.why_missing())
+    if not blas_status.forwarded:
+        reasons.append(f"matrix products without OpenBLAS, because {blas_status.reason}")
+    return "; ".join(why for why in reasons if why)
 
 
 def fp32_bytes(model: nn.Module) -> int:

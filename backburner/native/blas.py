@@ -34,7 +34,7 @@ def forward_blas() -> BlasStatus:
         return BlasStatus(False, "MLX uses Metal and Accelerate on this platform")
     path = path_of("_blas")
     if path is None:
-        return BlasStatus(False, "the C part was not built; install a C compiler and reinstall backburner")
+        return BlasStatus(False, "the C part _blas was not built")
     if _is_open(path):
         return _FORWARDED
     if "mlx.core" in sys.modules:
