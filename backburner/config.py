@@ -35,8 +35,7 @@ class Device:
     port: int = 0
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp://{host}:{self.port}" if self.kind == "tcp" else self.kind
+        return f"tcp://{join_address(self.host, self.port)}" if self.kind == "tcp" else self.kind
 
 
 def parse_bytes(text: str) -> int:
@@ -54,6 +53,11 @@ def parse_address(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or not 0 <= int(port) <= 65535:
         raise ConfigError(f"{text!r} is not HOST:PORT; write for example 127.0.0.1:{WORKER_PORT}.")
     return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT, or [IPv6]:PORT: what `parse_address` takes apart."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_device(text: str) -> Device:

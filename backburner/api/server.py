@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from backburner.api.settings import Api
+from backburner.config import join_address
 from backburner.engine.request import Failed
 from backburner.errors import ConfigError, EngineDead
 
@@ -45,7 +46,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def url_of(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{join_address(host, port)}"
 
 
 class Server(uvicorn.Server):

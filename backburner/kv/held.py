@@ -29,9 +29,7 @@ class _Question:
         self._waiting = False
         try:
             reply = self._link.wait(self._tag, self._deadline_s)
-        except RemoteError as e:
-            raise _lost(e) from e
-        except TransportError as e:
+        except (RemoteError, TransportError) as e:
             raise _lost(e) from e
         assert isinstance(reply, PartialReply)  # the link has checked it
         if reply.o.shape != self._shape:

@@ -4,6 +4,7 @@ import contextlib
 import ipaddress
 import socket
 
+from backburner.config import join_address
 from backburner.errors import ConfigError, LinkClosed, LinkTimeout
 from backburner.transport.channel import SocketChannel
 
@@ -29,7 +30,7 @@ def require_loopback(host: str) -> str:
 def connect(host: str, port: int, timeout_s: float = 5.0) -> SocketChannel:
     """Opens a channel to the worker that listens at host:port."""
     address = require_loopback(host)
-    where = _place(host, port)
+    where = join_address(host, port)
     try:
         sock = socket.create_connection((address, port), timeout=timeout_s)
     except TimeoutError:
@@ -76,7 +77,7 @@ class Listener:
                 raise
             raise LinkClosed(f"no longer listening at {self.host}:{self.port}: {error}") from None
         try:
-            return _channel(sock, _place(*address[:2]))
+            return _channel(sock, join_address(*address[:2]))
         except OSError:
             sock.close()
             raise
@@ -98,10 +99,6 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> Listener:
         return Listener(socket.create_server((address, port), family=family, backlog=8))
     except (OSError, OverflowError) as error:
         raise ConfigError(f"cannot listen at {host}:{port}: {error}; choose another port") from None
-
-
-def _place(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _channel(sock: socket.socket, peer: str) -> SocketChannel:

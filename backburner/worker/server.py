@@ -13,6 +13,7 @@ from backburner import __version__
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.attention.folded import attend_folded
 from backburner.attention.numpy_engine import STORAGE_DTYPES, widen
+from backburner.config import join_address
 from backburner.errors import (
     BadRequest,
     LinkClosed,
@@ -236,8 +237,7 @@ class WorkerServer:
 
     @property
     def address(self) -> str:
-        host = f"[{self._listener.host}]" if ":" in self._listener.host else self._listener.host
-        return f"{host}:{self._listener.port}"
+        return join_address(self._listener.host, self._listener.port)
 
     def serve_forever(self) -> None:
         """Accepts until `close`. Each host is served on a thread of its own, the store by one at a time."""
