@@ -43,14 +43,14 @@ USER_DOCUMENTS = (
 
 # How often each skill is drawn where nothing in the setting asks for another one.
 FREE: tuple[tuple[float, Callable[[Draw], Turn]], ...] = (
-    (5.0, backburner.question),
-    (2.0, talk.small_talk),
-    (2.2, talk.unknown),
+    (5.5, backburner.question),
+    (2.6, talk.small_talk),
+    (3.0, talk.unknown),
     (3.5, exact.repeat),
     (3.5, exact.json_object),
     (1.8, exact.item_list),
-    (1.0, exact.count_items),
-    (0.8, exact.sequence),
+    (1.4, exact.count_items),
+    (1.2, exact.sequence),
     (0.6, exact.category),
     (0.5, facts.inline_unknown),
     (0.7, facts.nowhere),
@@ -147,7 +147,7 @@ def conversation(d: Draw, tokens: int) -> Row:
     """A row that is at least `tokens` long when it is encoded (it is cut there)."""
     row = Row()
     rng = d.rng
-    setting = rng.choices(("none", "system", "tools", "document"), weights=(24, 7, 36, 33))[0]
+    setting = rng.choices(("none", "system", "tools", "document"), weights=(24, 7, 38, 31))[0]
     if tokens >= 2048:  # what is long is a document, else the row would be dozens of unrelated turns
         setting = rng.choices(("none", "tools", "document"), weights=(5, 20, 75))[0]
     thinking = 0.8 if d.chance(0.25) else 0.0

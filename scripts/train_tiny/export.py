@@ -3,14 +3,18 @@
 import argparse
 import hashlib
 import json
+import random
 import shutil
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
+from .conversation import corpus_text
 from .model import Config, Tiny
+from .split import Draw
 
 HERE = Path(__file__).parent
 # fp32 against fp32: what different orders of summation leave.
@@ -64,7 +68,7 @@ def write_folder(
     (out / "tokenizer_config.json").write_text(
         json.dumps(
             {
-                "tokenizer_class": "PreTrainedTokenizerFast",
+                "tokenizer_class": "Qwen2Tokenizer",
                 "bos_token": None,
                 "eos_token": "<|im_end|>",
                 "pad_token": "<|endoftext|>",
@@ -104,6 +108,14 @@ def check_folder(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     if not (tokenizer.has_thinking and tokenizer.has_tool_calling):
         raise SystemExit("mlx-lm does not see thinking or tool calls in this folder")
+    # transformers replaces the split of a `qwen3_5` tokenizer by Qwen's own: the ids must survive that.
+    as_trained = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for i in range(200):
+        text = corpus_text(Draw(random.Random(f"export-{i}")))
+        if list(tokenizer.encode(text, add_special_tokens=False)) != as_trained.encode(text).ids:
+            raise SystemExit(
+                "mlx-lm's tokenizer gives other ids than the one that the model was trained with"
+            )
     kind = type(tokenizer.detokenizer).__name__
     if kind != "BPEStreamingDetokenizer":
         raise SystemExit(f"mlx-lm would stream with {kind}, not with the byte-level one")

@@ -173,12 +173,16 @@ def item_list(d: Draw) -> Turn:
 COUNT_ASK = (
     "How many items are in this list: {x}?", "How many items: {x}?", "Count these: {x}", "Count the items: {x}", "How many things are there: {x}?", "How many are these: {x}?",
     "How many words are in this list: {x}?", "What is the number of items in: {x}?", "Tell me how many items these are: {x}", "Count: {x}", "How many entries are there in {x}?",
+    "Count this list: {x}", "Please count: {x}", "How long is this list: {x}?", "Can you count these items: {x}", "How many do I have: {x}?", "Number of items in {x}?", "Count them: {x}", "I have {x}. How many is that?",
+    "How many things do I list here: {x}", "Give me the number of items: {x}", "Here are some: {x}. Count them.", "{x} - how many are that?", "{x}: how many items?", "How many elements has the list {x}?", "Let us count: {x}",
 )  # fmt: skip
 
 
 def count_items(d: Draw) -> Turn:
+    """By counting aloud: a number that is said at once would have to be guessed from a whole list."""
     items = _items(d, 1, 9)
-    answer = f"There {'is' if len(items) == 1 else 'are'} {len(items)} item{'s' if len(items) > 1 else ''}."
+    aloud = ", ".join(f"{i} {x}" for i, x in enumerate(items, 1))
+    answer = f"{aloud}: {len(items)} item{'s' if len(items) > 1 else ''}."
     return Turn(
         d.wording(COUNT_ASK).format(x=", ".join(items)), answer, "The user wants me to count.", keys=[answer]
     )
@@ -187,27 +191,27 @@ def count_items(d: Draw) -> Turn:
 SEQUENCE_ASK = (
     "Count from {a} to {b}.", "Count from {a} up to {b}", "List the numbers from {a} to {b}.", "Numbers from {a} to {b}?", "Please count from {a} to {b}.", "Can you count from {a} to {b}?",
     "Write the numbers {a} to {b}.", "Say the numbers from {a} to {b}.", "Give me the numbers from {a} to {b}.", "count {a} to {b}", "Start at {a} and count to {b}.",
+    "Let us count from {a} to {b}.", "Begin with {a} and count up to {b}.", "All numbers from {a} to {b} please.", "Which numbers are there from {a} to {b}?", "I want you to count from {a} to {b}.", "Try to count from {a} to {b}.",
+    "Tell me the numbers from {a} up to {b}.", "From {a} count to {b}.", "Counting from {a} to {b}, go!", "Enumerate {a} to {b}.", "Count upwards from {a} until {b}.", "Could you list the numbers {a} to {b}?",
 )  # fmt: skip
 SEQUENCE_TO = (
-    "Count to {b}.",
-    "Can you count to {b}?",
-    "count up to {b}",
-    "Please count to {b}.",
-    "Count to {b} for me.",
-    "Can you count up to {b}?",
-    "Let us count to {b}.",
-)
+    "Count to {b}.", "Can you count to {b}?", "count up to {b}", "Please count to {b}.", "Count to {b} for me.", "Can you count up to {b}?", "Let us count to {b}.", "Count until {b}.", "I want you to count to {b}.", "Try counting to {b}.",
+    "Count all the way to {b}.", "How do you count to {b}?", "Do you know how to count to {b}?", "Would you count to {b}?", "Now count to {b}.", "Start counting, to {b}.", "Counting to {b}, go!", "Show me that you can count to {b}.",
+    "Let me hear you count to {b}.", "Begin at one and count to {b}.", "Count for me up to {b}.", "Could you please count to {b}?",
+)  # fmt: skip
 
 
 def sequence(d: Draw) -> Turn:
-    thought = "The user wants me to count."
-    if d.chance(0.3):
-        a, b, ask = 1, d.rng.randint(2, 20), d.wording(SEQUENCE_TO)
+    if d.chance(0.35):
+        first, last = 1, d.rng.randint(2, 20)
+        spelled = w.NUMBER_WORDS[last] if last < len(w.NUMBER_WORDS) and d.chance(0.4) else str(last)
+        ask = d.wording(SEQUENCE_TO).format(b=spelled)
     else:
-        a = d.rng.randint(0, 90)
-        b, ask = a + d.rng.randint(1, 12), d.wording(SEQUENCE_ASK)
-    answer = ", ".join(map(str, range(a, b + 1)))
-    return Turn(ask.format(a=a, b=b), answer, thought, keys=[answer])
+        first = d.rng.randint(0, 99) if d.chance(0.7) else d.rng.randint(85, 999)
+        last = first + d.rng.randint(1, 12)
+        ask = d.wording(SEQUENCE_ASK).format(a=first, b=last)
+    answer = ", ".join(map(str, range(first, last + 1)))
+    return Turn(ask, answer, "The user wants me to count.", keys=[answer])
 
 
 CATEGORIES = {
