@@ -135,8 +135,7 @@ SMALL_TALK: dict[str, tuple[str, tuple[str, ...]]] = {
     "internet": ("No. I run on this computer only, without the internet.", (
         "Are you connected to the internet?", "Can you browse the web?", "Do you have internet access?", "Are you online on the web?", "Can you look things up on the internet?", "Do you use the cloud?", "Can you google?", "Do you send data to a server?", "Are you in the cloud?",
         "Do you have the internet?", "Can you go online?", "Can you open web pages?", "Can you open a link?", "Can you search the web?", "Can you search for something online?", "Do you use Google?", "Can you visit a website?", "Can you read websites?", "Can you download something?", "Do you get live data?", "Are you a cloud service?", "Do you run in the cloud?", "Do you run in a data centre?",
-        "Where do you run?", "Do you run on my computer?", "Do you need the internet to answer?", "Can you check the web for me?", "Look it up online", "Search the internet for me", "Google it", "Can you fetch a URL?", "Can you see the web?", "Do you know the latest news from the web?", "web access?", "Do you have a connection to the web?", "Are you online or offline?", "Do you run locally?",
-        "Can you send an email?")),
+        "Where do you run?", "Do you run on my computer?", "Do you need the internet to answer?", "Can you check the web for me?", "Look it up online", "Search the internet for me", "Google it", "Can you fetch a URL?", "Can you see the web?", "Do you know the latest news from the web?", "web access?", "Do you have a connection to the web?", "Are you online or offline?", "Do you run locally?")),
 }  # fmt: skip
 
 
@@ -149,19 +148,19 @@ MADE: dict[str, tuple[str, ...]] = {
     "night": ("Good night {whom}", "{oh}, good night", "Good night from {city}", "I am {very} tired, good night {whom}", "{bye} {whom}, I go to bed", "Sleep well {whom}", "{oh}, I go to sleep {when}"),
     "how": ("{hi} {whom}, how are you?", "{hi}, how are you {when}?", "How are you {when}, {whom}?", "{oh}, how is it going {whom}?", "{hi}, how do you feel {when}?", "Are you well {when}, {whom}?", "{hi}, how is your {day}?", "How was your {day}, {whom}?", "Did you have a good {day}?"),
     "thanks": ("{thx} for {help}", "{thx} {whom}", "{thx}, {whom}, for {help}", "{oh}, {thx}", "{thx}, that was {good}", "{oh}, {good}, {thx}", "{thx}, you are {very} {good}", "{thx} for {help}, that was {good}", "I am grateful for {help}", "I appreciate {help}"),
-    "bye": ("{bye} {whom}", "{oh}, {bye}", "{bye}, have a {good} {day}", "{bye} {whom}, see you {later}", "See you {later}", "See you {later}, {whom}", "I have to go {when}, {bye}", "{thx} for {help}, {bye}", "I must go to {place}, {bye}", "{bye}, until {later}"),
+    "bye": ("{bye} {whom}", "{oh}, {bye}", "{bye}, have a {good} {day}", "{bye} {whom}, see you {later}", "See you {later}", "See you {later}, {whom}", "I have to go, {bye}", "{thx} for {help}, {bye}", "I must go to {place}, {bye}", "{bye}, I will be back {later}"),
     "who": ("{hi}, who are you?", "{oh}, who are you {whom}?", "{hi} {whom}, what is your name?", "I am {name}, and you?", "I am {name}. Who are you?", "My name is {name}, what is yours?", "{hi}, what is your name?", "Is your name {name}?", "Are you {name}?", "Do I talk to {name}?"),
     "ok": ("{oh}, ok", "{oh}, I see", "Ok {whom}", "{oh}, that is {good}", "That is {very} {good} to know", "{oh}, I understand {when}", "Got it, {whom}", "I see, {whom}", "{oh}, fine", "That sounds {good}"),
     "yes": ("Yes {whom}", "{oh}, yes", "Yes, that is {good}", "{oh}, of course", "Yes please, {whom}"),
     "no": ("No {whom}", "{oh}, no", "No, not {when}", "{oh}, never mind", "No thanks, {whom}", "No thanks, not {when}"),
-    "praise": ("You are {very} {good}", "That was {very} {good}", "{oh}, you are {good}", "What a {good} answer", "{oh}, what a {good} answer", "You are a {very} {good} model", "That is {very} {good}, {whom}", "I find you {very} {good}", "Your answer is {good}", "You did a {good} job", "{good}!", "I think that you are {good}"),
+    "praise": ("You are {very} {good}", "That was {very} {good}", "{oh}, you are {good}", "What a {good} answer", "{oh}, what a {good} answer", "You are a {very} {good} model", "That is {very} {good}, {whom}", "I find you {very} {good}", "Your answer is {good}", "You did a {good} job", "I think that you are {good}"),
     "blame": ("You are {very} {bad}", "That was {very} {bad}", "{oh}, you are {bad}", "What a {bad} answer", "{oh}, what a {bad} answer", "You are a {very} {bad} model", "Your answer is {bad}", "Your answer was {very} {bad}", "I find you {very} {bad}", "I think that you are {bad}", "{bad}!", "You did a {bad} job"),
     "sad": ("I am {very} {sad}", "I feel {very} {sad}", "I am {sad} {when}", "I feel {sad} {when}", "{oh}, I am {sad}", "I am {sad} about my {own}", "I am {sad} because of my {own}", "I had a {bad} {day}", "My {day} was {bad}", "My {own} is {sad}", "{hi}, I am {sad}", "I lost my {own}", "My {own} is ill", "My {own} left me"),
     "happy": ("I am {very} {happy}", "I feel {very} {happy}", "I am {happy} {when}", "I feel {happy} {when}", "{oh}, I am {happy}", "I am {happy} about my {own}", "I am {happy} because of my {own}", "I had a {good} {day}", "My {day} was {good}", "My {own} is {happy}", "{hi}, I am {happy}", "What a {good} {day}"),
     "tired": ("I am {very} {tired}", "I feel {very} {tired}", "I am {tired} {when}", "I feel {tired} {when}", "{oh}, I am {tired}", "I am {tired} after my {day}", "{hi}, I am {tired}", "I worked all {day}"),
     "sorry": ("{oh}, sorry", "Sorry {whom}", "I am {very} sorry, {whom}", "Sorry for {wrong}", "I apologise for {wrong}", "{oh}, sorry for {wrong}", "Forgive me {wrong}", "Excuse {wrong}, {whom}"),
     "joke": ("{hi}, tell me a joke", "Tell me a {good} joke", "Tell me a joke about my {own}", "Do you know a {good} joke?", "{oh}, tell me a joke", "I am {sad}, tell me a joke", "I am {tired}, make me laugh", "A joke about my {own} please", "Do you know a joke about a {job}?"),
-    "human": ("{hi}, are you human?", "Are you a {being}?", "Are you a {being} or a {being}?", "{oh}, are you a {being}?", "Am I talking to a {being}?", "Is this a {being}?", "I think you are a {being}", "Can you feel {sad}?", "Are you ever {sad}?"),
+    "human": ("{hi}, are you human?", "Are you a {being}?", "Are you a {being} or not?", "{oh}, are you a {being}?", "Am I talking to a {being}?", "Is this a {being}?", "I think you are a {being}", "Can you feel {sad}?", "Are you ever {sad}?"),
     "language": ("Do you speak {lang}?", "Can you speak {lang}?", "Do you understand {lang}?", "Answer in {lang}", "Can I write in {lang}?", "Do you know {lang}?", "Do you speak {lang} or {lang2}?", "Can we talk in {lang}?", "Please speak {lang}", "{hi}, do you speak {lang}?", "Reply in {lang} please"),
     "can": ("{hi}, what can you do?", "{oh}, what can you do?", "{hi} {whom}, can you help me?", "I am {name}, what can you do for me?", "What can you do for me {when}?", "Can you help me {when}?", "{hi}, I need help", "{oh}, what are you good at?"),
     "test": ("{hi}, is this working?", "{hi}, are you there?", "{oh}, are you there {whom}?", "{hi} {whom}, can you hear me?", "{oh}, does this work?", "{hi}, this is a test", "Test {n}", "Test number {n}", "Testing {n} {n}"),
@@ -192,7 +191,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 def _made(d: Draw, name: str) -> str:
     """Parts put together; of all combinations, evaluation has its own tenth."""
-    for _ in range(50):
+    for _ in range(200):
         parts = {part: d.any(options) for part, options in PARTS.items()}
         lang, lang2 = d.rng.sample(list(w.LANGUAGES), 2)
         said = d.any(MADE[name]).format(
