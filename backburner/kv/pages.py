@@ -49,20 +49,17 @@ class LayerPages:
         while done < total:
             room = -self.offset % geometry.page_tokens
             if room == 0:
-                self.pages.append(engine.new_page(geometry))
+                self.pages.append(self._table.new_page())
                 room = geometry.page_tokens
             rows = min(room, total - done)
             engine.append(self.pages[-1], k[:, done : done + rows], v[:, done : done + rows])
             self.offset += rows
             done += rows
 
-    def attend(
-        self, q: npt.NDArray[Any], k: npt.NDArray[Any], v: npt.NDArray[Any]
-    ) -> npt.NDArray[np.float32]:
-        """Appends the rows, then attends: held pages at their holder, the others here meanwhile; merge in page order.
+    def ask(self, q: npt.NDArray[Any], k: npt.NDArray[Any], v: npt.NDArray[Any]) -> "PendingAttention":
+        """Sends q to the holder of the held pages and appends the rows. What is here is attended to by `result`.
 
         q: [q_heads, T, head_dim]; k, v: [kv_heads, T, head_dim], all in the geometry's dtype.
-        Returns o [q_heads, T, head_dim].
         """
         table = self._table
         first_position = self.offset  # of the new rows
@@ -70,15 +67,73 @@ class LayerPages:
         question = table.holder.ask(self.layer, table.held, q) if table.held and table.holder else None
         try:
             self.append(k, v)
-            page_tokens = table.geometry.page_tokens
-            visible = [first_position + 1 - i * page_tokens for i in range(table.held, len(self.pages))]
-            before = question.answer if question else None
-            pages = self.pages[table.held :]
-            return attend_folded(table.engine, table.geometry, widen(q), pages, visible, before).o
         except BaseException:
             if question is not None:
                 question.abandon()
             raise
+        # The pages as they are now: another query's rows may follow before this one is computed.
+        pages = self.pages[table.held :]
+        visible = [
+            first_position + 1 - i * table.geometry.page_tokens for i in range(table.held, len(self.pages))
+        ]
+        return PendingAttention(table, q, pages, visible, question)
+
+    def attend(
+        self, q: npt.NDArray[Any], k: npt.NDArray[Any], v: npt.NDArray[Any]
+    ) -> npt.NDArray[np.float32]:
+        """Appends the rows, then attends: held pages at their holder, the others here meanwhile; merge in page order.
+
+        Shapes as for `ask`. Returns o [q_heads, T, head_dim].
+        """
+        return self.ask(q, k, v).result()
+
+    def truncate(self, tokens: int) -> None:
+        """Keeps positions [0, tokens). The page that `tokens` lies in has to be here."""
+        size = self._table.geometry.page_tokens
+        full, rest = divmod(tokens, size)
+        if rest and self.offset > tokens:
+            engine, old = self._table.engine, self.pages[full]
+            # A new page, not a shorter old one: whoever else has the old one keeps it whole, and engines rely on
+            # zeros behind the last row.
+            self.pages[full] = self._table.new_page()
+            engine.append(self.pages[full], *engine.rows(old, 0, rest))
+        del self.pages[full + bool(rest) :]
+        self.offset = min(self.offset, tokens)
+
+
+class PendingAttention:
+    """Attention of one query block whose rows are stored: over held pages asked for, over local ones not yet."""
+
+    def __init__(
+        self,
+        table: "PageTable",
+        q: npt.NDArray[Any],
+        pages: Sequence[Any],
+        visible: Sequence[int],
+        question: Question | None,
+    ) -> None:
+        self._table = table
+        self._q = q
+        self._pages = pages
+        self._visible = visible  # rows of each page that the first query sees
+        self._question = question
+
+    def result(self) -> npt.NDArray[np.float32]:
+        """Attends to the local pages, waits for the others' partial, and merges: o [q_heads, T, head_dim]."""
+        table, question = self._table, self._question
+        try:
+            before = question.answer if question else None
+            return attend_folded(
+                table.engine, table.geometry, widen(self._q), self._pages, self._visible, before
+            ).o
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Nobody will want the result. Never raises."""
+        if self._question is not None:
+            self._question.abandon()
 
 
 class PageTable:
@@ -125,6 +180,18 @@ class PageTable:
             self.keys.append(
                 page_key(self._fingerprint, parent, tokens[start:stop], b"" if shared else self._salt)
             )
+
+    def new_page(self) -> Any:
+        """An empty page; where memory is counted, this is what counts it."""
+        return self.engine.new_page(self.geometry)
+
+    def truncate(self, tokens: int) -> None:
+        """Keeps positions [0, tokens) in every layer. The page that `tokens` lies in has to be here."""
+        for layer in self.layers.values():
+            layer.truncate(tokens)
+        full = tokens // self.geometry.page_tokens
+        del self.keys[full:]
+        self.held = min(self.held, full)
 
     def page(self, index: int) -> Iterator[tuple[int, Any]]:
         """(layer, page) for each layer of a page that is here."""
