@@ -23,7 +23,7 @@ from .optimizer import Optimizer, rate
 from .tokenizer import letter_pieces, train_tokenizer
 
 # About 70 minutes on two cores at 3.8k tokens a second.
-STEPS = 3900
+STEPS = 4400
 CHECKPOINT_EVERY_S = 300
 LOG_EVERY_STEPS = 20
 CONTEXT_WEIGHT = 0.1
