@@ -103,8 +103,15 @@ class BadRequest(RemoteError):
     code = "bad_request"
 
 
+class NoModel(RemoteError):
+    """The worker was started without a model: it holds pages and runs no layers."""
+
+    code = "no_model"
+
+
 REMOTE_ERRORS: dict[str, type[RemoteError]] = {
-    cls.code: cls for cls in (RemoteError, WorkerBusy, OutOfBudget, Mismatch, UnknownPage, BadRequest)
+    cls.code: cls
+    for cls in (RemoteError, WorkerBusy, OutOfBudget, Mismatch, UnknownPage, BadRequest, NoModel)
 }
 
 

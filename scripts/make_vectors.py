@@ -43,7 +43,7 @@ def good() -> dict[str, tuple[int, m.Message]]:
             1,
             m.Welcome(
                 1, "backburner-ios 0.1.0", "Zoë's phone", "accelerate", ("accelerate", "coreml"),
-                6 * 2**30, 5 * 2**30, 300, "none",
+                6 * 2**30, 5 * 2**30, 300, "none", 64,
             ),
         ),
         "ping_empty": (2, m.Ping()),
@@ -65,6 +65,29 @@ def good() -> dict[str, tuple[int, m.Message]]:
         "ok": (11, m.Ok()),
         "attend": (12, m.Attend(2**64 - 1, 3, 0, 2, ramp("bfloat16", 1, 3, 4))),
         "partial_reply": (12, m.PartialReply(ramp("float32", 1, 3, 5), lse)),
+        "tail_open": (15, m.TailOpen(2**64 - 1, 4, 8, True, bytes(range(32)), 256, (KEY_A, KEY_B))),
+        "tail_opened": (15, m.TailOpened(512, (256, 512), 1250.5)),
+        "tail_rewind": (16, m.TailRewind(7, 256)),
+        "put_rows": (17, m.PutRows(7, 7, 256, rows, rows)),
+        "put_state": (18, m.PutState(7, 4, 256, ramp("bfloat16", 1, 3, 5), ramp("float32", 1, 2, 3, 4))),
+        "tail_chunk_named": (
+            19, m.TailChunk(7, 256, ramp("bfloat16", 3, 5), KEY_A, True, True, None)
+        ),
+        "tail_chunk_top": (20, m.TailChunk(7, 512, ramp("float32", 1, 5), None, False, False, 40)),
+        "tail_ack_rows": (
+            19,
+            m.TailAck(
+                259, 0.25, ramp("bfloat16", 2, 2, 3, 4), ramp("bfloat16", 2, 2, 3, 4),
+                ramp("bfloat16", 3, 5), None, None,
+            ),
+        ),
+        "tail_ack_top": (
+            20, m.TailAck(513, 0.5, None, None, None, ramp("float32", 4)[::-1], ramp("int32", 4))
+        ),
+        "tail_ack_logits": (21, m.TailAck(514, 0.5, None, None, None, ramp("float32", 6), None)),
+        "get_state": (22, m.GetState(7, 4, 512)),
+        "state_reply": (22, m.StateReply(ramp("bfloat16", 1, 3, 5), ramp("float32", 1, 2, 3, 4))),
+        "name_pages": (23, m.NamePages(7, (KEY_A, KEY_B))),
         "stats": (13, m.Stats()),
         "stats_reply": (13, m.StatsReply(6 * 2**30, 2**30, 300, 2, 12345, 1.25, 3600.5)),
         "error": (14, m.Error("out_of_budget", "page 00010203 does not fit: 64 MiB free of 6 GiB")),
@@ -93,7 +116,7 @@ def bad() -> dict[str, tuple[bytes, str]]:
         "magic": (patched(ping, 0, "I", 0x12345678), "not the magic number"),
         "frame_version": (patched(ping, 4, "B", 2), "frame version 2"),
         "unknown_kind": (patched(ping, 5, "B", 255), "kind 255"),
-        "reserved_kind": (patched(ping, 5, "B", m.Kind.TAIL_CHUNK), "a kind that is only reserved"),
+        "reserved_kind": (patched(ping, 5, "B", m.Kind.BAKE), "a kind that is only reserved"),
         "unknown_flag": (patched(ping, 6, "H", 2), "flag bit 1"),
         "check_without_flag": (patched(ping, 24, "Q", 1), "check set, its flag not"),
         "meta_over_cap": (patched(ping, 12, "I", META_MAX + 1), "meta longer than its cap"),

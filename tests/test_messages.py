@@ -52,7 +52,7 @@ def test_a_stream_may_arrive_one_byte_at_a_time(first, second):
 
 
 def test_the_strategies_and_the_vectors_cover_every_kind_that_is_not_reserved():
-    sent = {int(kind) for kind in m.Kind if not 48 <= kind < 80}
+    sent = {int(kind) for kind in m.Kind if not 64 <= kind < 80}
     assert {entry["kind"] for entry in INDEX["good"]} == sent
     assert len(m.Message.__args__) == len(sent)
 
@@ -109,6 +109,8 @@ def test_decoded_tensors_are_views_of_the_body():
         (m.Kind.GET_PAGE, {"key": KEY, "layer": 2**32, "row0": 0, "rows": 1}, "GetPage.layer"),
         (m.Kind.HAVE, {"keys": [], "layer": "all"}, "Have.layer"),
         (m.Kind.STATS_REPLY, dict.fromkeys(m.StatsReply.__slots__, 1), "attend_seconds"),
+        (m.Kind.TAIL_OPENED, {"rows": 0, "states": [0, -1], "layer_us": 1.0}, "TailOpened.states"),
+        (m.Kind.GET_STATE, {"sequence": 1, "layer": 0, "position": None}, "GetState.position"),
         (255, {}, "kind 255"),
         (m.Kind.BAKE, {}, "kind 64"),
     ],
@@ -193,6 +195,28 @@ def test_messages_with_tensors_check_their_shapes_when_they_are_made():
         m.PartialReply(np.zeros((2, 1, 4), np.float16), np.zeros((2, 1), np.float32))
     with pytest.raises(ValueError, match="q of shape"):
         m.Attend(1, 0, 0, 1, np.zeros((2, 4), np.float32))
+
+
+def test_the_parts_of_a_tails_messages_must_fit_each_other():
+    row, stack = np.zeros((2, 3), np.float32), np.zeros((1, 2, 3, 4), np.float32)
+    with pytest.raises(ValueError, match=r"\[T, hidden\]"):
+        m.TailChunk(1, 0, row[0], None, False, False, None)
+    with pytest.raises(ValueError, match="make a state"):
+        m.PutState(1, 0, 0, row, stack)
+    with pytest.raises(ValueError, match="both"):
+        m.TailAck(1, 0.5, stack, None, None, None, None)
+    with pytest.raises(ValueError, match="both"):
+        m.TailAck(1, 0.5, stack, stack[:, :1], None, None, None)
+    with pytest.raises(ValueError, match=r"\[T, hidden\]"):
+        m.TailAck(1, 0.5, None, None, stack, None, None)
+    with pytest.raises(ValueError, match=r"\[n\]"):
+        m.TailAck(1, 0.5, None, None, None, row, None)
+    with pytest.raises(ValueError, match="ids"):
+        m.TailAck(1, 0.5, None, None, None, row[0], np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match="ids"):
+        m.TailAck(1, 0.5, None, None, None, None, np.zeros(3, np.int32))
+    with pytest.raises(ValueError, match="ids"):
+        m.TailAck(1, 0.5, None, None, None, row[0], np.zeros(3, np.float32))
 
 
 def test_lists_are_sent_as_well_as_tuples():

@@ -49,10 +49,24 @@ def partial(draw):
     return m.PartialReply(o, draw(bits(o.shape[:2], "float32")))
 
 
+@st.composite
+def stacks(draw):
+    k = draw(tensor(st.just(4)))
+    return k, np.flip(k, axis=2)
+
+
+@st.composite
+def tail_ack(draw):
+    logits = draw(st.none() | tensor(st.just(1)))
+    ids = None if logits is None else draw(st.none() | bits(logits.shape, "int32"))
+    k, v = draw(st.just((None, None)) | stacks())
+    return m.TailAck(draw(u32), draw(floats), k, v, draw(st.none() | tensor(st.just(2))), logits, ids)
+
+
 geometry = st.builds(m.PageGeometry, positive, positive, positive, positive, dtype, floats)
 any_message = st.one_of(
     st.builds(m.Hello, u32, words, words, st.binary(max_size=64), geometry, st.lists(u32).map(tuple), words),
-    st.builds(m.Welcome, u32, words, words, words, st.lists(words).map(tuple), u64, u64, u64, words),
+    st.builds(m.Welcome, u32, words, words, words, st.lists(words).map(tuple), u64, u64, u64, words, u32),
     st.builds(m.Ping, st.booleans(), st.none() | tensor()),
     st.builds(m.Pong, st.none() | tensor()),
     st.just(m.Stats()),
@@ -71,6 +85,25 @@ any_message = st.one_of(
     st.builds(m.Release, u64),
     st.builds(m.Attend, u64, u32, u32, u32, tensor(st.just(3))),
     partial(),
+    st.builds(m.TailOpen, u64, u32, u32, st.booleans(), st.binary(max_size=64), positive, keys),
+    st.builds(m.TailOpened, u32, st.lists(u32).map(tuple), floats),
+    st.builds(m.TailRewind, u64, u32),
+    st.builds(lambda sequence, layer, at, kv: m.PutRows(sequence, layer, at, *kv), u64, u32, u32, rows()),
+    st.builds(m.PutState, u64, u32, u32, tensor(st.just(3)), tensor(st.just(4))),
+    st.builds(
+        m.TailChunk,
+        u64,
+        u32,
+        tensor(st.just(2)),
+        st.none() | key,
+        st.booleans(),
+        st.booleans(),
+        st.none() | u32,
+    ),
+    tail_ack(),
+    st.builds(m.GetState, u64, u32, u32),
+    st.builds(m.StateReply, tensor(), tensor()),
+    st.builds(m.NamePages, u64, keys),
 )
 
 

@@ -38,8 +38,9 @@ class Kind(IntEnum):
     HELLO, WELCOME, PING, PONG, STATS, STATS_REPLY, ERROR, BYE, OK = range(1, 10)
     HAVE, HAVE_REPLY, PUT_PAGE, PAGE_ACK, GET_PAGE, PAGE_ROWS, DROP_PAGES = range(16, 23)
     BIND, RELEASE, ATTEND, PARTIAL_REPLY = range(32, 36)
+    TAIL_OPEN, TAIL_OPENED, TAIL_REWIND, PUT_ROWS, PUT_STATE, TAIL_CHUNK, TAIL_ACK = range(48, 55)
+    GET_STATE, STATE_REPLY, NAME_PAGES = range(55, 58)
     # Reserved: nothing sends these yet, and a reader refuses them.
-    TAIL_CHUNK, TAIL_ACK, TAIL_ROWS, PUT_STATE, GET_STATE, STATE_REPLY = range(48, 54)
     BAKE, BAKE_STATUS = range(64, 66)
 
 
@@ -81,6 +82,7 @@ class Welcome:
     free_bytes: int
     held_pages: int  # complete (key, layer) pages in the store
     pairing: str  # "none"
+    layers: int  # of the worker's own model; 0: it has none and runs no layers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,6 +206,138 @@ class PartialReply:
 
 
 @dataclass(frozen=True, slots=True)
+class TailOpen:
+    """Makes ready to run layers [first_layer, stop_layer) for a sequence. Answer: TailOpened.
+
+    keys[i] names the sequence's tokens [0, (i + 1) * ubatch_tokens): the worker looks for what it still has of them.
+    """
+
+    sequence: int
+    first_layer: int
+    stop_layer: int
+    head: bool  # the final norm and the output head, too
+    fingerprint: bytes  # of these layers
+    ubatch_tokens: int
+    keys: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class TailOpened:
+    rows: int  # positions whose K and V the worker has, a multiple of ubatch_tokens
+    states: Sequence[int]  # where it has all recurrent states: positions up to `rows`, ascending, without 0
+    layer_us: float  # measured: one layer of the range over one ubatch
+
+
+@dataclass(frozen=True, slots=True)
+class TailRewind:
+    """Cuts a tail's rows to `position` and sets its recurrent states to those kept there. Answer: Ok.
+
+    At 0 they are empty. Where none are kept they are missing: each has to come by PutState before the next chunk.
+    """
+
+    sequence: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PutRows:
+    """Appends rows of one attention layer of a tail, at `position` = rows that it has. Answer: Ok."""
+
+    sequence: int
+    layer: int
+    position: int
+    k: Array  # [kv_heads, rows, head_dim]
+    v: Array  # [kv_heads, rows, head_dim]
+
+    def __post_init__(self) -> None:
+        _same_rows(self.k, self.v)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PutState:
+    """Sets the state of one recurrent layer of a tail, as it is after `position` tokens. Answer: Ok."""
+
+    sequence: int
+    layer: int
+    position: int
+    conv: Array  # [1, kernel - 1, channels]
+    recurrent: Array  # [1, heads, Dv, Dk]
+
+    def __post_init__(self) -> None:
+        if self.conv.ndim != 3 or self.recurrent.ndim != 4:
+            raise ValueError(
+                f"conv {self.conv.shape} and recurrent {self.recurrent.shape} do not make a state"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TailChunk:
+    """Runs the tail's layers over a residual whose first row is at `position`. Answer: TailAck."""
+
+    sequence: int
+    position: int
+    residual: Array  # [T, hidden], in the activations' dtype
+    key: bytes | None  # names the tokens up to the chunk's end, if that is the end of a whole ubatch
+    rows: bool  # send back the K and V of the range's attention layers
+    keep: bool  # remember the recurrent states at the chunk's end
+    top: int | None  # None: no logits; 0: the last row's, all of them; n: its n largest and their ids
+
+    def __post_init__(self) -> None:
+        if self.residual.ndim != 2:
+            raise ValueError(f"a residual of shape {self.residual.shape} is not [T, hidden]")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TailAck:
+    position: int  # the chunk's end
+    seconds: float  # spent computing
+    k: Array | None  # [attention layers of the range, kv_heads, T, head_dim]
+    v: Array | None
+    residual: Array | None  # [T, hidden], unless the range ends at the model's last layer
+    logits: Array | None  # [n], in the activations' dtype; the largest first if `ids` are given
+    ids: Array | None  # [n], int32: the tokens that `logits` belong to
+
+    def __post_init__(self) -> None:
+        _same_stacks(self.k, self.v)
+        if self.residual is not None and self.residual.ndim != 2:
+            raise ValueError(f"a residual of shape {self.residual.shape} is not [T, hidden]")
+        if self.logits is not None and self.logits.ndim != 1:
+            raise ValueError(f"logits of shape {self.logits.shape} are not [n]")
+        if self.ids is not None and (
+            self.logits is None or self.ids.shape != self.logits.shape or self.ids.dtype.str != "<i4"
+        ):
+            raise ValueError(f"ids {self.ids.dtype} {self.ids.shape} do not belong to the logits")
+
+
+@dataclass(frozen=True, slots=True)
+class GetState:
+    """Asks for what the chunk that ends at `position` leaves at one layer, as soon as it has left it.
+
+    Sent before that chunk. Answer: StateReply.
+    """
+
+    sequence: int
+    layer: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateReply:
+    """Of a recurrent layer conv and recurrent state, as in PutState; of an attention layer the chunk's k and v."""
+
+    first: Array
+    second: Array
+
+
+@dataclass(frozen=True, slots=True)
+class NamePages:
+    """Makes a tail's full pages findable: keys[i] names page i, at each attention layer of the range. Answer: Ok."""
+
+    sequence: int
+    keys: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Asks for the worker's counters. Answer: StatsReply."""
 
@@ -236,6 +370,8 @@ Message: TypeAlias = (
     Hello | Welcome | Ping | Pong | Stats | StatsReply | Error | Bye | Ok
     | Have | HaveReply | PutPage | PageAck | GetPage | PageRows | DropPages
     | Bind | Release | Attend | PartialReply
+    | TailOpen | TailOpened | TailRewind | PutRows | PutState | TailChunk | TailAck
+    | GetState | StateReply | NamePages
 )  # fmt: skip
 
 
@@ -244,6 +380,13 @@ def _same_rows(k: Array, v: Array) -> None:
         raise ValueError(
             f"k {k.dtype} {k.shape} and v {v.dtype} {v.shape} are not [kv_heads, rows, head_dim]"
         )
+
+
+def _same_stacks(k: Array | None, v: Array | None) -> None:
+    if k is None and v is None:
+        return
+    if k is None or v is None or k.ndim != 4 or k.shape != v.shape or k.dtype != v.dtype:
+        raise ValueError("k and v are not [layers, kv_heads, rows, head_dim] both")
 
 
 def _geometry(value: Any) -> PageGeometry:
@@ -264,7 +407,7 @@ _GEOMETRY: dict[str, Reader] = {
 # Kind, class, and one reader for each field of the class, in its order: the order of the meta map too.
 _TABLE: tuple[tuple[Kind, type[Any], tuple[Reader, ...]], ...] = (
     (Kind.HELLO, Hello, (u32, text, text, blob, _geometry, list_of(u32), text)),
-    (Kind.WELCOME, Welcome, (u32, text, text, text, list_of(text), u64, u64, u64, text)),
+    (Kind.WELCOME, Welcome, (u32, text, text, text, list_of(text), u64, u64, u64, text, u32)),
     (Kind.PING, Ping, (boolean, optional_tensor)),
     (Kind.PONG, Pong, (optional_tensor,)),
     (Kind.STATS, Stats, ()),
@@ -283,6 +426,16 @@ _TABLE: tuple[tuple[Kind, type[Any], tuple[Reader, ...]], ...] = (
     (Kind.RELEASE, Release, (u64,)),
     (Kind.ATTEND, Attend, (u64, u32, u32, u32, tensor)),
     (Kind.PARTIAL_REPLY, PartialReply, (tensor, tensor)),
+    (Kind.TAIL_OPEN, TailOpen, (u64, u32, u32, boolean, blob, positive, list_of(key))),
+    (Kind.TAIL_OPENED, TailOpened, (u32, list_of(u32), number)),
+    (Kind.TAIL_REWIND, TailRewind, (u64, u32)),
+    (Kind.PUT_ROWS, PutRows, (u64, u32, u32, tensor, tensor)),
+    (Kind.PUT_STATE, PutState, (u64, u32, u32, tensor, tensor)),
+    (Kind.TAIL_CHUNK, TailChunk, (u64, u32, tensor, optional(key), boolean, boolean, optional(u32))),
+    (Kind.TAIL_ACK, TailAck, (u32, number, *[optional_tensor] * 5)),
+    (Kind.GET_STATE, GetState, (u64, u32, u32)),
+    (Kind.STATE_REPLY, StateReply, (tensor, tensor)),
+    (Kind.NAME_PAGES, NamePages, (u64, list_of(key))),
 )
 _BY_KIND = {
     int(kind): (cls, tuple(zip([f.name for f in fields(cls)], readers, strict=True)))
@@ -290,8 +443,8 @@ _BY_KIND = {
 }
 _BY_CLASS = {cls: (kind, _BY_KIND[kind][1]) for kind, (cls, _) in _BY_KIND.items()}
 
-# Stored rows carry a check; queries and partials live for one step and do without (0.26 ms for 2.6 MB).
-_CHECKED = {PutPage, PageRows}
+# What is stored carries a check; queries and partials live for one step and do without (0.26 ms for 2.6 MB).
+_CHECKED = {PutPage, PageRows, PutRows, PutState, StateReply}
 
 # What answers what. A reply of another class is a protocol error.
 REPLIES: dict[type[Any], type[Any]] = {
@@ -305,6 +458,13 @@ REPLIES: dict[type[Any], type[Any]] = {
     Bind: Ok,
     Release: Ok,
     Attend: PartialReply,
+    TailOpen: TailOpened,
+    TailRewind: Ok,
+    PutRows: Ok,
+    PutState: Ok,
+    TailChunk: TailAck,
+    GetState: StateReply,
+    NamePages: Ok,
 }
 
 

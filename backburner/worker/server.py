@@ -140,6 +140,7 @@ class Session:
             free_bytes=self._store.free_bytes,
             held_pages=self._store.complete_pages(),
             pairing="none",
+            layers=0,
         )
 
     @property
