@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +18,7 @@ from backburner.errors import BackburnerError, ConfigError
 
 if TYPE_CHECKING:
     from backburner.engine.startup import Connector
+    from backburner.transport.channel import Channel
     from backburner.worker.loopback import LoopbackWorker
 
 app = typer.Typer(
@@ -64,7 +67,13 @@ def serve(
         str | None,
         typer.Option(help="A model folder or a Hugging Face id (OWNER/NAME). Default: the embedded `tiny`."),
     ] = None,
-    device: Annotated[str, typer.Option(help="The worker: none, loopback, or tcp://HOST:PORT.")] = "none",
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A worker: none, loopback, or tcp://HOST:PORT; may be repeated. Default: none. "
+            "?bandwidth=480Mbps&rtt=2ms after it makes the link that slow, for trying out."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to serve on; 0 takes a free one.")] = c.SERVER_PORT,
     window_tokens: Annotated[
@@ -99,7 +108,7 @@ def serve(
 
     configure_logging(log_level)
     end_at_once_on_signals()
-    where = c.parse_device(device)
+    devices = [c.parse_device(text) for text in device or ["none"]]
     template_kwargs = _json_object(chat_template_kwargs)
     _check_limits(ctx_size, max_tokens, temperature)
     # Zero is a mistake to be told about, not a wish for the default.
@@ -111,8 +120,10 @@ def serve(
     c.check_pages(window_tokens, page_tokens)
     # All that can be wrong with the flags is found before a model is looked for, which may mean a long download.
     _check_engine(engine)
-    loopback = _loopback(where, worker_memory, log_level)
-    connect = _connector(where, loopback)
+    workers = _workers(devices, worker_memory, log_level)
+    if len(workers) > 1:
+        raise ConfigError("several devices are not there yet; give --device once.")
+    loopbacks = [one.loopback for one in workers if one.loopback is not None]
     from backburner.api.server import bind, url_of
     from backburner.transport.tcp import require_loopback
 
@@ -142,16 +153,16 @@ def serve(
         tokenizer=tokenizer,
         window_tokens=window_tokens,
         page_tokens=page_tokens,
-        shared_bytes=c.parse_bytes(worker_memory) if where.kind == "loopback" else 0,
+        shared_bytes=c.parse_bytes(worker_memory) * len(loopbacks),
         ctx_size=ctx_size,
         engine=engine,
-        connect=connect,
+        connect=workers[0].connect if workers else None,
     )
     engine_thread = Engine(lambda: start_runner(parts, report), name)
     with contextlib.ExitStack() as cleanup:
         # These run from the last to the first. A step that waits for a frozen worker ends when the worker is killed.
         cleanup.callback(engine_thread.close)
-        if loopback is not None:
+        for loopback in loopbacks:
             cleanup.callback(loopback.close)
         cleanup.enter_context(report)
         engine_thread.start()
@@ -212,24 +223,63 @@ def _json_object(text: str | None) -> dict[str, Any]:
     return value
 
 
-def _loopback(where: c.Device, memory: str, log_level: str) -> "LoopbackWorker | None":
-    if where.kind != "loopback":
-        return None
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """A worker that was asked for, how to reach it, and its process if that is ours to start."""
+
+    device: c.Device
+    connect: "Connector"
+    loopback: "LoopbackWorker | None"
+
+
+def _workers(devices: Sequence[c.Device], memory: str, log_level: str) -> list[_Worker]:
+    """One for each --device, in their order; none for `none`."""
+    if any(device.kind == "none" for device in devices):
+        if len(devices) > 1:
+            raise ConfigError("--device none means no worker at all; leave it out, or leave out the others.")
+        return []
+    workers = []
+    addresses = set()
+    for device in devices:
+        if device.kind == "loopback":
+            workers.append(_loopback_worker(device, memory, log_level))
+            continue
+        from backburner.transport.tcp import require_loopback
+
+        address = (require_loopback(device.host), device.port)
+        if address in addresses:
+            raise ConfigError(
+                f"--device tcp://{c.join_address(device.host, device.port)} is given twice; a worker serves one link."
+            )
+        addresses.add(address)
+        workers.append(_tcp_worker(device))
+    return workers
+
+
+def _loopback_worker(device: c.Device, memory: str, log_level: str) -> _Worker:
     from backburner.worker.loopback import LoopbackWorker
 
-    return LoopbackWorker(c.parse_bytes(memory), log_level)
+    loopback = LoopbackWorker(c.parse_bytes(memory), log_level, wrap=_shaper(device.shape))
+    return _Worker(device, lambda engine: (loopback.connector(engine.name), str(device)), loopback)
 
 
-def _connector(where: c.Device, loopback: "LoopbackWorker | None") -> "Connector | None":
-    if where.kind == "none":
-        return None
-    if loopback is not None:
-        return lambda engine: (loopback.connector(engine.name), loopback.address)
+def _tcp_worker(device: c.Device) -> _Worker:
     from backburner.transport.link import Link
-    from backburner.transport.tcp import connect, require_loopback
+    from backburner.transport.tcp import connect
 
-    require_loopback(where.host)
-    return lambda engine: (lambda: Link(connect(where.host, where.port)), str(where))
+    shaped = _shaper(device.shape)
+    return _Worker(
+        device, lambda engine: (lambda: Link(shaped(connect(device.host, device.port))), str(device)), None
+    )
+
+
+def _shaper(shape: c.LinkShape | None) -> "Callable[[Channel], Channel]":
+    """What makes a channel as slow as the device says."""
+    if shape is None:
+        return lambda channel: channel
+    from backburner.transport.shaped import ShapedChannel
+
+    return lambda channel: ShapedChannel(channel, shape.bandwidth_bytes_per_s, shape.rtt_s)
 
 
 @app.command()
@@ -242,6 +292,10 @@ def worker(
     name: Annotated[
         str | None, typer.Option(help="How this worker is called. Default: the host name.")
     ] = None,
+    slowdown: Annotated[
+        float,
+        typer.Option(help="Makes answers take this many times as long, for trying out asymmetric pairs."),
+    ] = 1.0,
     exit_with_parent: Annotated[
         bool, typer.Option("--exit-with-parent", hidden=True, help="Stop when standard input closes.")
     ] = False,
@@ -253,6 +307,9 @@ def worker(
     configure_logging(log_level)
     host, port = c.parse_address(listen)
     memory_bytes = c.parse_bytes(memory)
+    from backburner.worker.throttle import Throttle
+
+    throttle = Throttle(slowdown)
     from backburner.attention.select import make_engine
     from backburner.transport.tcp import listen as open_listener
     from backburner.worker.loopback import READY_PREFIX
@@ -261,7 +318,12 @@ def worker(
 
     attention = make_engine(engine)
     server = WorkerServer(
-        open_listener(host, port), attention, memory_bytes, name or socket.gethostname(), (attention.name,)
+        open_listener(host, port),
+        attention,
+        memory_bytes,
+        name or socket.gethostname(),
+        (attention.name,),
+        throttle,
     )
     if exit_with_parent:
         watch_parent()

@@ -1,7 +1,9 @@
 """What the flags mean: their defaults, with the measurement that chose each, and the parsing of their values."""
 
+import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal
 
 from backburner.errors import ConfigError
@@ -25,17 +27,49 @@ TINY_PAGE_TOKENS = 64
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d{1,3})?)([A-Za-z/]+)")
+# Largest first: the first unit that shows a value as one or more is the one to write it in. Cables are sold by bits.
+_BANDWIDTHS = {
+    "Gbps": Decimal("1.25e8"),
+    "Mbps": Decimal("1.25e5"),
+    "kbps": Decimal("125"),
+    "bps": Decimal("0.125"),
+    "GB/s": Decimal("1e9"),
+    "MB/s": Decimal("1e6"),
+    "kB/s": Decimal("1e3"),
+    "B/s": Decimal("1"),
+}
+_TIMES = {"s": Decimal("1"), "ms": Decimal("1e-3"), "us": Decimal("1e-6")}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkShape:
+    """A slower cable to pretend: at most this bandwidth each way, and this much more of a round trip."""
+
+    bandwidth_bytes_per_s: float | None = None
+    rtt_s: float = 0.0
+
+    def __str__(self) -> str:
+        parts = []
+        if self.bandwidth_bytes_per_s is not None:
+            parts.append(f"bandwidth={_write_quantity(self.bandwidth_bytes_per_s, _BANDWIDTHS, 'B/s')}")
+        if self.rtt_s:
+            parts.append(f"rtt={_write_quantity(self.rtt_s, _TIMES, 's')}")
+        return "&".join(parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where the worker is, from `--device`."""
+    """Where a worker is, from `--device`."""
 
     kind: Literal["none", "loopback", "tcp"]
     host: str = ""
     port: int = 0
+    shape: LinkShape | None = None
 
     def __str__(self) -> str:
-        return f"tcp://{join_address(self.host, self.port)}" if self.kind == "tcp" else self.kind
+        place = f"tcp://{join_address(self.host, self.port)}" if self.kind == "tcp" else self.kind
+        return f"{place}?{self.shape}" if self.shape is not None else place
 
 
 def parse_bytes(text: str) -> int:
@@ -61,17 +95,61 @@ def join_address(host: str, port: int) -> str:
 
 
 def parse_device(text: str) -> Device:
-    """`--device`: none, loopback or tcp://HOST:PORT. Raises ConfigError."""
-    if text in ("none", "loopback"):
-        return Device("none" if text == "none" else "loopback")
-    if text.startswith("tcp://"):
-        return Device("tcp", *parse_address(text.removeprefix("tcp://").rstrip("/")))
-    if text == "usb" or text.startswith("usb:"):
+    """`--device`: none, loopback or tcp://HOST:PORT, the last two perhaps with a shape. Raises ConfigError."""
+    place, mark, query = text.partition("?")
+    if place == "none" and not mark:
+        return Device("none")
+    shape = parse_shape(query) if mark else None
+    if place == "loopback":
+        return Device("loopback", shape=shape)
+    if place.startswith("tcp://"):
+        return Device("tcp", *parse_address(place.removeprefix("tcp://").rstrip("/")), shape)
+    if place == "usb" or place.startswith("usb:"):
         raise ConfigError(
             "--device usb is not there yet. Use --device loopback (a second process on this machine) or "
             f"--device tcp://127.0.0.1:{WORKER_PORT} with `backburner worker` behind it."
         )
     raise ConfigError(f"--device {text!r} is not one of none, loopback, tcp://HOST:PORT.")
+
+
+def parse_shape(text: str) -> LinkShape:
+    """bandwidth=480Mbps&rtt=2ms, or one of the two. Raises ConfigError."""
+    found: dict[str, float] = {}
+    for item in text.split("&"):
+        key, _, value = item.partition("=")
+        if key not in ("bandwidth", "rtt"):
+            raise ConfigError(
+                f"{item!r} is not something to say about a link; write for example ?bandwidth=480Mbps&rtt=2ms."
+            )
+        if key in found:
+            raise ConfigError(f"{key} is given twice in {text!r}; give it once.")
+        found[key] = _parse_quantity(key, value, _BANDWIDTHS if key == "bandwidth" else _TIMES)
+    return LinkShape(found.get("bandwidth"), found.get("rtt", 0.0))
+
+
+def _parse_quantity(key: str, text: str, units: dict[str, Decimal]) -> float:
+    match = _QUANTITY.fullmatch(text)
+    value = _value(match[1], units[match[2]]) if match and match[2] in units else 0.0
+    if not 0 < value < math.inf:
+        raise ConfigError(
+            f"{key}={text} is not a number above zero and one of the units {', '.join(units)}; "
+            f"write for example {key}={'480Mbps' if key == 'bandwidth' else '2ms'}."
+        )
+    return value
+
+
+def _write_quantity(value: float, units: dict[str, Decimal], base: str) -> str:
+    """In the largest unit that fits and that `_parse_quantity` reads as the same value to the last bit."""
+    for unit, scale in units.items():
+        number = f"{value / float(scale):.12g}"
+        if float(number) >= 1 and _value(number, scale) == value:
+            return number + unit
+    return f"{value!r}{base}"
+
+
+def _value(number: str, scale: Decimal) -> float:
+    # In decimal: 50 times the float 1e-6 is not the float 50e-6.
+    return float(Decimal(number) * scale)
 
 
 def check_pages(window_tokens: int, page_tokens: int) -> None:

@@ -36,6 +36,13 @@ BAD_FLAGS = [
     (["serve", "--device", "tcp://"], "is not HOST:PORT"),
     (["serve", "--device", "tcp://127.0.0.1:70000"], "is not HOST:PORT"),
     (["serve", "--device", "tcp://192.0.2.1:50060"], "there is no pairing yet"),
+    (["serve", "--device", "loopback?speed=1"], "'speed=1' is not something to say about a link"),
+    (["serve", "--device", "loopback", "--device", "none"], "--device none means no worker at all"),
+    (
+        ["serve", "--device", "tcp://127.0.0.1:5", "--device", "tcp://localhost:5?rtt=1ms"],
+        "--device tcp://localhost:5 is given twice",
+    ),
+    (["serve", "--device", "loopback", "--device", "loopback"], "several devices are not there yet"),
     (["serve", "--device", "loopback", "--worker-memory", "lots"], "'lots' is not an amount of memory"),
     (["serve", "--window-tokens", "32"], "--window-tokens 32 is smaller than a page"),
     (["serve", "--window-tokens", "0"], "--window-tokens 0 is smaller than a page"),
@@ -58,6 +65,8 @@ BAD_FLAGS = [
     (["worker", "--listen", "0.0.0.0:1"], "there is no pairing yet"),
     (["worker", "--listen", "somewhere"], "is not HOST:PORT"),
     (["worker", "--memory", "-1GiB"], "is not an amount of memory"),
+    (["worker", "--slowdown", "0.5"], "--slowdown 0.5 must be a number from 1 on"),
+    (["worker", "--slowdown", "nan"], "--slowdown nan must be a number from 1 on"),
     (["worker", "--engine", "steam"], "unknown attention engine"),
     (["worker", "--log-level", "loud"], "is not one of debug"),
 ]

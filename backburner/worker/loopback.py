@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from backburner.errors import LinkClosed, LinkTimeout
+from backburner.transport.channel import Channel
 from backburner.transport.link import Link
 from backburner.transport.tcp import connect
 
@@ -28,13 +29,22 @@ class LoopbackWorker:
 
     address = "loopback"
 
-    def __init__(self, memory_bytes: int, log_level: str = "warning") -> None:
+    def __init__(
+        self,
+        memory_bytes: int,
+        log_level: str = "warning",
+        slowdown: float = 1.0,
+        wrap: Callable[[Channel], Channel] | None = None,
+    ) -> None:
+        """`wrap` may put another channel around the one to the worker, to shape it."""
         self._command = [
             # -P: `-m` alone looks for every module in the current folder first, whatever lies there.
             *(sys.executable, "-P", "-m", "backburner", "worker"),
             *("--listen", "127.0.0.1:0", "--exit-with-parent"),
             *("--memory", str(memory_bytes), "--log-level", log_level, "--name", "loopback"),
+            *("--slowdown", repr(slowdown)),
         ]
+        self._wrap = wrap
         self._engine = "auto"
         self._process: subprocess.Popen[str] | None = None
         self._port = 0
@@ -60,7 +70,8 @@ class LoopbackWorker:
             self._start()
         except OSError as e:
             raise LinkClosed(f"the loopback worker cannot be started: {e}") from e
-        return Link(connect("127.0.0.1", self._port))
+        channel: Channel = connect("127.0.0.1", self._port)
+        return Link(channel if self._wrap is None else self._wrap(channel))
 
     def _start(self) -> None:
         # A group of its own: Ctrl-C in the terminal is the host's to handle, the worker follows by its pipe.

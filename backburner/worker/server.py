@@ -28,6 +28,7 @@ from backburner.transport.channel import Channel
 from backburner.transport.peer import Peer
 from backburner.transport.tcp import Listener
 from backburner.worker.store import PageStore
+from backburner.worker.throttle import Throttle
 
 log = logging.getLogger("backburner.worker")
 
@@ -225,7 +226,9 @@ class WorkerServer:
         memory_bytes: int,
         name: str,
         engines: tuple[str, ...],
+        throttle: Throttle | None = None,
     ) -> None:
+        self.throttle = throttle
         self._listener = listener
         self._engine = engine
         self._name = name
