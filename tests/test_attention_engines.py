@@ -501,3 +501,51 @@ def check_every_float16(engine: Any) -> None:
             pages.append(page)
         partials = engine.attend(geometry, np.zeros((1, 1, 64), np.float32), pages)
         assert np.array_equal(np.stack([p.o[0, 0] for p in partials]), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fill", [0, 131, 140])
+def test_a_page_over_read_only_storage_gives_the_same_bits(engine: Any, dtype: str, fill: int) -> None:
+    geometry = geometry_of(4, 2, 80, 140, dtype)
+    rng = np.random.default_rng(13)
+    page = engine.new_page(geometry)
+    k, v = random_rows(rng, geometry, fill)
+    engine.append(page, k, v)
+    arrays = engine.storage(page)
+    assert sum(a.nbytes for a in arrays) == engine.page_bytes(geometry)
+    read_only = [np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape) for a in arrays]
+    assert not any(a.flags.writeable for a in read_only)
+    again = engine.page_over(geometry, read_only, fill)
+    assert again.filled == fill
+    for tokens in (1, 9):
+        q = random_q(rng, geometry, tokens)
+        for edges in (None, [fill - tokens + 1]):
+            assert_same_bits(
+                *engine.attend(geometry, q, [again], edges), *engine.attend(geometry, q, [page], edges)
+            )
+    got_k, got_v = engine.rows(again, 0, fill)
+    assert got_k.tobytes() == k.tobytes()
+    assert got_v.tobytes() == v.tobytes()
+
+
+def test_storage_is_the_pages_own_memory(engine: Any) -> None:
+    geometry = geometry_of(2, 1, 64, 20, "bfloat16")
+    page = engine.new_page(geometry)
+    engine.append(page, *random_rows(np.random.default_rng(14), geometry, 20))
+    for a, b in zip(engine.storage(page), engine.storage(page), strict=True):
+        assert np.shares_memory(a, b)
+
+
+def test_a_page_over_arrays_that_do_not_fit_is_refused(engine: Any) -> None:
+    geometry = geometry_of(4, 2, 64, 10)
+    arrays = engine.storage(engine.new_page(geometry))
+    with pytest.raises(ValueError, match="page_over wants arrays"):
+        engine.page_over(geometry_of(4, 2, 64, 300), arrays, 10)
+    with pytest.raises(ValueError, match="page_over wants arrays"):
+        engine.page_over(geometry, arrays * 2, 10)
+    with pytest.raises(ValueError, match="page_over wants arrays"):
+        engine.page_over(geometry, [a.astype(np.int64) for a in arrays], 10)
+    with pytest.raises(ValueError, match="contiguous"):
+        engine.page_over(geometry, [np.repeat(a, 2, axis=-1)[..., ::2] for a in arrays], 10)
+    with pytest.raises(ValueError, match="rows are not within"):
+        engine.page_over(geometry, arrays, 11)

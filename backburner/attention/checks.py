@@ -33,6 +33,24 @@ def check_rows(filled: int, start: int, stop: int) -> None:
         raise ValueError(f"rows [{start}, {stop}) are not within the {filled} filled rows")
 
 
+def check_page_over(
+    geometry: Geometry,
+    arrays: Sequence[npt.NDArray[Any]],
+    filled: int,
+    shapes: Sequence[tuple[int, ...]],
+    dtype: np.dtype[Any],
+) -> None:
+    """The arrays must be contiguous, of these shapes and this dtype: kernels read them without a further look."""
+    if [a.shape for a in arrays] != list(shapes) or any(a.dtype != dtype for a in arrays):
+        raise ValueError(
+            f"page_over wants arrays of {list(shapes)} in {dtype}, got {[(a.shape, str(a.dtype)) for a in arrays]}"
+        )
+    if not all(a.flags.c_contiguous for a in arrays):
+        raise ValueError("page_over wants contiguous arrays")
+    if not 0 <= filled <= geometry.page_tokens:
+        raise ValueError(f"{filled} rows are not within the {geometry.page_tokens} of a page")
+
+
 def check_attend(
     geometry: Geometry, q: npt.NDArray[Any], pages: Sequence[Any], first_visible: Sequence[int] | None
 ) -> None:

@@ -69,6 +69,22 @@ class AttentionEngine(Protocol):
         """Rows [start, stop) as k, v: [kv_heads, rows, head_dim], contiguous, bit for bit as appended."""
         ...
 
+    def storage(self, page: Any) -> tuple[npt.NDArray[Any], ...]:
+        """The arrays that hold a page, in this engine's layout; bfloat16 as uint16 bits. All of them together are
+        page_bytes.
+
+        They are the page's own memory where that is possible: nobody may append to it while they are in use.
+        """
+        ...
+
+    def page_over(self, geometry: Geometry, arrays: Sequence[npt.NDArray[Any]], filled: int) -> Any:
+        """A page over what `storage` of an engine of this name gave; attending to it gives the same bits.
+
+        Nothing may be appended to it: the arrays may be read-only, such as mapped files. Engines that compute on
+        mapped memory do not copy; mlx does, so its page takes memory of its own.
+        """
+        ...
+
     def attend(
         self, geometry: Geometry, q: F32, pages: Sequence[Any], first_visible: Sequence[int] | None = None
     ) -> list[Partial]:

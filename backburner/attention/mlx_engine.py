@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from backburner.attention.checks import check_append, check_attend, check_rows, visible_rows
+from backburner.attention.checks import check_append, check_attend, check_page_over, check_rows, visible_rows
 from backburner.attention.engine import F32, Geometry, Partial
 from backburner.attention.merge import merge_all
 from backburner.attention.numpy_engine import STORAGE_DTYPES
@@ -53,6 +53,16 @@ class MlxEngine:
     def rows(self, page: MlxPage, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         check_rows(page.filled, start, stop)
         return _to_numpy(page.k[:, start:stop]), _to_numpy(page.v[:, start:stop])
+
+    def storage(self, page: MlxPage) -> tuple[npt.NDArray[Any], ...]:
+        return _shared_with_numpy(page.k), _shared_with_numpy(page.v)
+
+    def page_over(self, geometry: Geometry, arrays: Sequence[npt.NDArray[Any]], filled: int) -> MlxPage:
+        shape = (geometry.kv_heads, geometry.page_tokens, geometry.head_dim)
+        check_page_over(geometry, arrays, filled, [shape, shape], np.dtype(STORAGE_DTYPES[geometry.dtype]))
+        k, v = (_from_numpy(geometry, a) for a in arrays)
+        mx.eval(k, v)
+        return MlxPage(geometry, k, v, filled)
 
     def attend(
         self,
@@ -113,6 +123,10 @@ def _attend_page(
 def _from_numpy(geometry: Geometry, x: npt.NDArray[Any]) -> mx.array:
     array = mx.array(x)
     return array.view(mx.bfloat16) if geometry.dtype == "bfloat16" else array
+
+
+def _shared_with_numpy(x: mx.array) -> npt.NDArray[Any]:
+    return np.asarray(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x)
 
 
 def _to_numpy(x: mx.array) -> npt.NDArray[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backburner.attention.checks import check_append, check_attend, check_rows
+from backburner.attention.checks import check_append, check_attend, check_page_over, check_rows
 from backburner.attention.engine import F32, Geometry, Partial
 from backburner.attention.merge import merge_all
 from backburner.attention.numpy_engine import STORAGE_DTYPES
@@ -58,6 +58,14 @@ class NativeEngine:
         v = np.empty(shape, STORAGE_DTYPES[geometry.dtype])
         self._kernels.rows(_c(geometry), page.data, start, k, v)
         return k, v
+
+    def storage(self, page: NativePage) -> tuple[npt.NDArray[Any], ...]:
+        return (page.data,)
+
+    def page_over(self, geometry: Geometry, arrays: Sequence[npt.NDArray[Any]], filled: int) -> NativePage:
+        check_page_over(geometry, arrays, filled, [(self.page_bytes(geometry),)], np.dtype(np.uint8))
+        (data,) = arrays
+        return NativePage(geometry, data, data.ctypes.data, filled)
 
     def attend(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backburner.attention.checks import check_append, check_attend, check_rows, visible_rows
+from backburner.attention.checks import check_append, check_attend, check_page_over, check_rows, visible_rows
 from backburner.attention.engine import F32, Geometry, Partial
 from backburner.attention.merge import merge_all
 
@@ -62,6 +62,15 @@ class NumpyEngine:
     def rows(self, page: NumpyPage, start: int, stop: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         check_rows(page.filled, start, stop)
         return page.k[:, start:stop].copy(), page.v[:, start:stop].copy()
+
+    def storage(self, page: NumpyPage) -> tuple[npt.NDArray[Any], ...]:
+        return page.k, page.v
+
+    def page_over(self, geometry: Geometry, arrays: Sequence[npt.NDArray[Any]], filled: int) -> NumpyPage:
+        shape = (geometry.kv_heads, geometry.page_tokens, geometry.head_dim)
+        check_page_over(geometry, arrays, filled, [shape, shape], np.dtype(STORAGE_DTYPES[geometry.dtype]))
+        k, v = arrays
+        return NumpyPage(geometry, k, v, filled)
 
     def attend(
         self,
