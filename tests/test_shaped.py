@@ -86,8 +86,8 @@ def noise(seed: int, count: int) -> bytes:
     return np.random.default_rng(seed).bytes(count)
 
 
-def pumps() -> int:
-    return sum(thread.name in ("in memory", "out memory") for thread in threading.enumerate())
+def pumps() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name in ("in memory", "out memory")}
 
 
 def test_each_direction_keeps_to_the_bandwidth(pair: tuple[Channel, Channel]) -> None:
@@ -103,22 +103,17 @@ def test_each_direction_keeps_to_the_bandwidth(pair: tuple[Channel, Channel]) ->
 
 
 def test_a_direction_that_is_stuck_does_not_hold_the_other() -> None:
-    near, far = memory_pair()
-    shaped = ShapedChannel(near, None, 0.0)
-    with pytest.raises(LinkTimeout):
-        shaped.send([bytes(10 * BUFFER_BYTES)], soon())
     data = noise(2, 3 * BUFFER_BYTES)
-    with running(lambda: far.send([data], long())):
-        assert read(shaped, len(data)) == data, "nobody reads what was sent"
-    shaped.close()
-
-    near, far = memory_pair()
-    shaped = ShapedChannel(near, None, 0.0)
-    with pytest.raises(LinkTimeout):
-        far.send([bytes(10 * BUFFER_BYTES)], soon())
-    with running(lambda: shaped.send([data], long())):
-        assert read(far, len(data)) == data, "nobody reads what came"
-    shaped.close()
+    for stuck_is_ours in (True, False):
+        near, far = memory_pair()
+        shaped = ShapedChannel(near, None, 0.0)
+        stuck, free = (shaped, far) if stuck_is_ours else (far, shaped)
+        with pytest.raises(LinkTimeout):
+            stuck.send([bytes(10 * BUFFER_BYTES)], soon())
+        with running(lambda free=free: free.send([data], long())):
+            assert read(stuck, len(data)) == data, "nobody reads what the stuck end sends"
+        shaped.close()
+        far.close()
 
 
 def test_both_directions_at_once_each_keep_to_the_bandwidth(pair: tuple[Channel, Channel]) -> None:
@@ -294,14 +289,31 @@ def test_what_was_sent_before_a_close_still_arrives_and_then_the_end(pair: tuple
     assert time.monotonic() - start >= 0.149
 
 
+def test_a_close_frees_a_peer_that_is_stuck_in_sending() -> None:
+    near, far = memory_pair()
+    shaped = ShapedChannel(near, None, 0.0)
+    data = noise(8, BUFFER_BYTES)
+    shaped.send([data], long())
+
+    def peer() -> None:
+        far.send([bytes(10 * BUFFER_BYTES)], long())
+        assert read(far, len(data) + 1) == data
+
+    with running(peer):
+        time.sleep(0.05)
+        shaped.close()
+
+
 def test_close_ends_both_threads() -> None:
-    until(lambda: pumps() == 0)
-    near, _ = memory_pair()
+    before = pumps()
+    near, far = memory_pair()
     shaped = ShapedChannel(near, 1e6, 0.01)
-    assert pumps() == 2
+    ours = pumps() - before
+    assert len(ours) == 2
     shaped.send([b"bye"], long())
     shaped.close()
-    until(lambda: pumps() == 0)
+    until(lambda: not any(thread.is_alive() for thread in ours))
+    assert read(far, 4) == b"bye"
 
 
 def test_a_peer_that_is_gone_fails_the_sender_and_wakes_it() -> None:
