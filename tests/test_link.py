@@ -24,6 +24,7 @@ from backburner.transport.channel import SocketChannel
 from backburner.transport.link import Link
 from backburner.transport.memory import memory_pair
 from backburner.transport.peer import Peer
+from backburner.transport.shaped import ShapedChannel
 from tests.transport_helpers import FaultyChannel, same
 
 KEY = bytes(range(16))
@@ -44,7 +45,12 @@ def unix_pair():
     return SocketChannel(near, "near"), SocketChannel(far, "far")
 
 
-PAIRS = {"memory": memory_pair, "tcp": tcp_pair, "unix": unix_pair}
+def shaped_pair():
+    near, far = tcp_pair()
+    return ShapedChannel(near, 200e6, 0.001), far
+
+
+PAIRS = {"memory": memory_pair, "tcp": tcp_pair, "unix": unix_pair, "shaped": shaped_pair}
 
 
 @pytest.fixture(params=PAIRS)
