@@ -17,6 +17,8 @@ from backburner import config as c
 from backburner.errors import BackburnerError, ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from backburner.engine.startup import Connector
     from backburner.transport.channel import Channel
     from backburner.worker.loopback import LoopbackWorker
@@ -91,6 +93,21 @@ def serve(
     ] = None,
     engine: Annotated[str, typer.Option(help="Attention engine: auto, native, numpy or mlx.")] = "auto",
     worker_memory: Annotated[str, typer.Option(help="The memory of a loopback worker's pages.")] = "2GiB",
+    split_layer: Annotated[
+        str,
+        typer.Option(
+            help="Where a long read is split: the worker runs the layers from here on. auto (from measured speeds), 0 "
+            "(never), or a number of layers."
+        ),
+    ] = "auto",
+    spill_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Where copies of the pages go that leave this host, so that losing a worker loses nothing. "
+            "Default: the user's cache folder; none: no copies, and a lost worker ends the conversations it holds."
+        ),
+    ] = None,
+    spill_size: Annotated[str, typer.Option(help="The most disk space for these copies.")] = c.SPILL_SIZE,
     served_model_name: Annotated[str | None, typer.Option(help="The model's name in the API.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="The longest answer when a request does not say.")
@@ -111,6 +128,7 @@ def serve(
     devices = [c.parse_device(text) for text in device or ["none"]]
     template_kwargs = _json_object(chat_template_kwargs)
     _check_limits(ctx_size, max_tokens, temperature)
+    seam = c.parse_split_layer(split_layer)
     # Zero is a mistake to be told about, not a wish for the default.
     embedded = model is None
     if window_tokens is None:
@@ -121,8 +139,6 @@ def serve(
     # All that can be wrong with the flags is found before a model is looked for, which may mean a long download.
     _check_engine(engine)
     workers = _workers(devices, worker_memory, log_level)
-    if len(workers) > 1:
-        raise ConfigError("several devices are not there yet; give --device once.")
     loopbacks = [one.loopback for one in workers if one.loopback is not None]
     from backburner.api.server import bind, url_of
     from backburner.transport.tcp import require_loopback
@@ -156,7 +172,10 @@ def serve(
         shared_bytes=c.parse_bytes(worker_memory) * len(loopbacks),
         ctx_size=ctx_size,
         engine=engine,
-        connect=workers[0].connect if workers else None,
+        connect=tuple(one.connect for one in workers),
+        split_layer=seam,
+        spill_folder=c.spill_folder(spill_dir),
+        spill_bytes=c.parse_bytes(spill_size),
     )
     engine_thread = Engine(lambda: start_runner(parts, report), name)
     with contextlib.ExitStack() as cleanup:
@@ -292,6 +311,10 @@ def worker(
     name: Annotated[
         str | None, typer.Option(help="How this worker is called. Default: the host name.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The host's model, to run layers of it: a folder, a Hugging Face id or `tiny`."),
+    ] = None,
     slowdown: Annotated[
         float,
         typer.Option(help="Makes answers take this many times as long, for trying out asymmetric pairs."),
@@ -301,7 +324,7 @@ def worker(
     ] = False,
     log_level: LogLevel = "info",
 ) -> None:
-    """Holds old K/V pages for a host and answers its queries over them."""
+    """Holds old K/V pages for a host and answers its queries over them; with --model it runs layers, too."""
     from backburner.terminal import configure_logging
 
     configure_logging(log_level)
@@ -324,6 +347,7 @@ def worker(
         name or socket.gethostname(),
         (attention.name,),
         throttle,
+        None if model is None else _worker_model(model),
     )
     if exit_with_parent:
         watch_parent()
@@ -339,3 +363,10 @@ def worker(
         server.serve_forever()
     except KeyboardInterrupt:
         server.close()
+
+
+def _worker_model(model: str) -> "tuple[str, Path]":
+    """The name and folder of a worker's --model."""
+    from backburner.model.load import find_model
+
+    return find_model(None if model == "tiny" else model)

@@ -1,9 +1,12 @@
 """What the flags mean: their defaults, with the measurement that chose each, and the parsing of their values."""
 
 import math
+import os
 import re
+import sys
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Literal
 
 from backburner.errors import ConfigError
@@ -16,6 +19,9 @@ PAGE_TOKENS = 4_096
 
 # A worker binds at most this many pages to a sequence (the wire's longest list).
 SEQUENCE_PAGES_MAX = 1_024
+
+# A full context of 262,144 tokens of a 27B model, 65,536 bytes each, less the window: 12.9 GB.
+SPILL_SIZE = "16GiB"
 
 WORKER_PORT = 50_060
 SERVER_PORT = 8_080
@@ -160,3 +166,29 @@ def check_pages(window_tokens: int, page_tokens: int) -> None:
         raise ConfigError(
             f"--window-tokens {window_tokens} is smaller than a page; give at least --page-tokens ({page_tokens})."
         )
+
+
+def parse_split_layer(text: str) -> int | None:
+    """`--split-layer`: None for auto, else the first of the layers that a worker runs; 0 means never."""
+    if text == "auto":
+        return None
+    try:
+        layer = int(text)
+    except ValueError:
+        layer = -1
+    if layer < 0:
+        raise ConfigError(f"--split-layer {text!r} is not auto, 0 or a number of layers.")
+    return layer
+
+
+def spill_folder(given: str | None) -> Path | None:
+    """`--spill-dir`: None for `none`; the user's cache folder when nothing is given."""
+    if given == "none":
+        return None
+    if given is not None:
+        return Path(given).expanduser()
+    if sys.platform == "darwin":
+        cache = Path("~/Library/Caches").expanduser()
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "backburner" / "spill"

@@ -64,6 +64,8 @@ def good() -> dict[str, tuple[int, m.Message]]:
         "release": (11, m.Release(70000)),
         "ok": (11, m.Ok()),
         "attend": (12, m.Attend(2**64 - 1, 3, 0, 2, ramp("bfloat16", 1, 3, 4))),
+        "attend_ahead": (13, m.AttendAhead(2**64 - 1, 3, 2, 1, ramp("bfloat16", 1, 3, 4))),
+        "fold_onto": (14, m.FoldOnto(13, ramp("float32", 1, 3, 5), lse)),
         "partial_reply": (12, m.PartialReply(ramp("float32", 1, 3, 5), lse)),
         "tail_open": (15, m.TailOpen(2**64 - 1, 4, 8, True, bytes(range(32)), 256, (KEY_A, KEY_B))),
         "tail_opened": (15, m.TailOpened(512, (256, 512), 1250.5)),

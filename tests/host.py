@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,12 +14,14 @@ import numpy as np
 from backburner.attention.engine import AttentionEngine
 from backburner.attention.select import make_engine
 from backburner.engine.request import GenerationRequest
-from backburner.engine.runner import ModelRunner
+from backburner.engine.runner import ModelRunner, Placement
 from backburner.engine.runner import Sequence as SequenceState
 from backburner.engine.scheduler import Prefill, next_step
 from backburner.engine.worker_link import WorkerLink
 from backburner.kv.residency import Residency
-from backburner.model.load import TINY, LoadedModel, load, read_tokenizer
+from backburner.kv.spill import Spill
+from backburner.model.fingerprint import layers_fingerprint
+from backburner.model.load import TINY, LoadedModel, load, read_config, read_tokenizer
 from backburner.native.kernels import load_kernels
 from backburner.transport.link import Link
 from backburner.transport.tcp import connect, listen
@@ -57,10 +60,15 @@ def long_prompt() -> list[int]:
 
 @contextmanager
 def serving(
-    memory_bytes: int = 2**30, engine: str = BEST_ENGINE, name: str = "test"
+    memory_bytes: int = 2**30,
+    engine: str = BEST_ENGINE,
+    name: str = "test",
+    model: tuple[str, Path] | None = None,
 ) -> Iterator[WorkerServer]:
     """A worker on a free loopback port, on threads of this process."""
-    server = WorkerServer(listen("127.0.0.1", 0), make_engine(engine), memory_bytes, name, (engine,))
+    server = WorkerServer(
+        listen("127.0.0.1", 0), make_engine(engine), memory_bytes, name, (engine,), model=model
+    )
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -78,9 +86,13 @@ def link_to(server: WorkerServer, timeout_s: float = 10.0) -> Link:
     return Link(connect("127.0.0.1", port_of(server)), timeout_s)
 
 
+def connects(to: Callable[[], Link] | Sequence[Callable[[], Link]] | None) -> Sequence[Callable[[], Link]]:
+    return () if to is None else (to,) if callable(to) else to
+
+
 @contextmanager
 def host(
-    connect_to: Callable[[], Link] | None = None,
+    connect_to: Callable[[], Link] | Sequence[Callable[[], Link]] | None = None,
     *,
     page_tokens: int = 64,
     window_tokens: int = 128,
@@ -89,24 +101,36 @@ def host(
     overdue_pages: int = 0,
     model: LoadedModel | None = None,
     host_tokens: int | None = None,
+    split_layer: int | None = 0,
+    spill_folder: Path | None = None,
+    spill_bytes: int = 2**30,
+    sessions: int = 0,
 ) -> Iterator[ModelRunner]:
     """A runner on this thread. overdue_pages 0 makes every page move as soon as the window says so."""
     model = model or tiny()
     attention: AttentionEngine = make_engine(engine)
     geometry = model.model.geometry(page_tokens)
-    worker = None
-    if connect_to is not None:
-        worker = WorkerLink(
-            connect_to,
-            "test",
-            attention,
-            geometry,
-            model.model.attention_layers,
-            model.model.fingerprint,
-            Residency(page_tokens, window_tokens),
-            overdue_pages,
-        )
-    runner = ModelRunner(model, tokenizer(), attention, geometry, ctx_size, worker, host_tokens)
+    workers = [
+        WorkerLink(one, "test", attention, geometry, model.model.attention_layers, model.model.fingerprint)
+        for one in connects(connect_to)
+    ]
+    spill = (
+        Spill(spill_folder, spill_bytes, attention, geometry, model.model.attention_layers)
+        if spill_folder
+        else None
+    )
+    config = read_config(TINY)
+    placement = Placement(
+        workers=workers,
+        residency=Residency(page_tokens, window_tokens),
+        spill=spill,
+        overdue_pages=overdue_pages,
+        split_layer=split_layer,
+        fingerprint=lambda first, stop: layers_fingerprint(TINY, config, first, stop, False),
+        host_tokens=host_tokens,
+        sessions=sessions,
+    )
+    runner = ModelRunner(model, tokenizer(), attention, geometry, ctx_size, placement)
     try:
         yield runner
     finally:
@@ -125,14 +149,14 @@ def generate_with_state(
     state = runner.start(GenerationRequest("test", tuple(prompt), count))
     logits: list[np.ndarray] = []
     try:
-        read = 0
+        read = runner.read_from(state)
         while len(logits) < count:
-            step = next_step(len(prompt), read)
+            step = next_step(len(prompt), read, runner.step_tokens(state))
             if isinstance(step, Prefill):
-                row = runner.run(state, state.tokens[step.start : step.stop], last=step.stop == len(prompt))
+                row = runner.read(state, step.start, step.stop)
                 read = step.stop
             else:
-                row = runner.run(state, state.tokens[-1:], last=True)
+                row = runner.run_token(state)
             if row is not None:
                 logits.append(np.array(row.astype(mx.float32)))
                 state.tokens.append(int(mx.argmax(row).item()))

@@ -51,6 +51,14 @@ class Runner(Protocol[S]):
 
     def text(self, request: GenerationRequest) -> TextSink: ...
 
+    def read_from(self, state: S) -> int:
+        """How many leading prompt tokens need no reading, because they were there already."""
+        ...
+
+    def step_tokens(self, state: S) -> int:
+        """How many prompt tokens the next step should read, in whole ubatches."""
+        ...
+
     def prefill(self, state: S, start: int, stop: int) -> int | None:
         """Reads prompt tokens [start, stop). After the last of them: the first token of the answer."""
         ...
@@ -215,16 +223,17 @@ class Engine(Generic[S]):
         text = runner.text(request)
         room = runner.ctx_size - len(request.prompt)
         limit = min(request.max_tokens, room)
-        prompt_tokens, read, produced = len(request.prompt), 0, 0
+        prompt_tokens, read, produced = len(request.prompt), runner.read_from(state), 0
+        cached = read
         reason: FinishReason | None = None
-        progress = _ProgressLog(request.request_id, prompt_tokens)
+        progress = _ProgressLog(request.request_id, prompt_tokens, read)
         while reason is None:
             if job.cancelled:
                 log.info("request %s cancelled at %d + %d tokens", request.request_id, read, produced)
                 return
             if self._closing:
                 raise EngineDead("the server is shutting down")
-            step = next_step(prompt_tokens, read)
+            step = next_step(prompt_tokens, read, runner.step_tokens(state))
             if isinstance(step, Prefill):
                 token = runner.prefill(state, step.start, step.stop)
                 read = step.stop
@@ -248,23 +257,29 @@ class Engine(Generic[S]):
                 reason = "stop" if text.stopped else reason
             job.tell(Delta(piece, (token,)))
         progress.finished(produced)
-        job.tell(Finished(reason, prompt_tokens, produced))
+        job.tell(Finished(reason, prompt_tokens, produced, cached))
 
 
 class _ProgressLog:
     """Lines about one request: a long read's progress, then how fast it went."""
 
-    def __init__(self, request_id: str, prompt_tokens: int) -> None:
-        self._id, self._total = request_id, prompt_tokens
+    def __init__(self, request_id: str, prompt_tokens: int, cached: int) -> None:
+        self._id, self._total, self._cached = request_id, prompt_tokens, cached
         self._start = self._last = time.monotonic()
         self._read_s = 0.0
 
     def reached(self, read: int) -> None:
         now = time.monotonic()
-        rate = read / max(now - self._start, 1e-9)
+        rate = (read - self._cached) / max(now - self._start, 1e-9)
         if read == self._total:
             self._read_s = now - self._start
-            log.info("request %s: read %d tokens, %.0f tok/s", self._id, read, rate)
+            log.info(
+                "request %s: read %d tokens after %d cached, %.0f tok/s",
+                self._id,
+                read - self._cached,
+                self._cached,
+                rate,
+            )
         elif now - self._last >= PROGRESS_LOG_INTERVAL_S:
             self._last = now
             log.info("request %s: reading %d / %d tokens, %.0f tok/s", self._id, read, self._total, rate)

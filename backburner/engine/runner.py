@@ -1,22 +1,32 @@
-"""Runs one step of one sequence: a ubatch of a read, or one token. Everything here is on the engine thread."""
+"""Runs one step of one sequence: ubatches of a read, or one token. Everything here is on the engine thread."""
 
+import itertools
 import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ArraysCache
 
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.engine.request import GenerationRequest, WorkerStatus
-from backburner.engine.sampling import Sampler, sampler_for
+from backburner.engine.sampling import sampler_for
 from backburner.engine.scheduler import UBATCH_TOKENS
+from backburner.engine.seam import SeamChooser
+from backburner.engine.sequence import CHECKPOINT_TOKENS, Checkpoint, Sequence, common_prefix
+from backburner.engine.sessions import SESSIONS_MAX, Sessions
+from backburner.engine.tail import TailLost, TailRead
 from backburner.engine.text import TextStream
-from backburner.engine.worker_link import WorkerLink
-from backburner.errors import HostFull
-from backburner.kv.held import HeldPages
+from backburner.engine.worker_link import RETRY_GREETING_S, WorkerLink
+from backburner.errors import BackburnerError, HostFull, WorkerLost
+from backburner.kv.held import OVERDUE_PAGES, HeldPages
 from backburner.kv.pages import PageTable
+from backburner.kv.residency import Residency
+from backburner.kv.spill import Spill
 from backburner.model.fingerprint import rows_fingerprint
 from backburner.model.load import LoadedModel
 
@@ -26,20 +36,27 @@ log = logging.getLogger("backburner.engine")
 WARM_UP_TOKENS = 32
 
 
-@dataclass(eq=False, slots=True)
-class Sequence:
-    """One conversation's state: tokens, recurrent states and page table, and who holds its old pages."""
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a host's work may go besides the host itself."""
 
-    prompt_tokens: int
-    tokens: list[int]  # the prompt, then the answer; the newest may not have run yet
-    caches: list[Any]  # by layer: mlx-lm's ArraysCache, or kv.LayerPages
-    table: PageTable
-    held: HeldPages | None
-    sample: Sampler
+    workers: Items[WorkerLink] = ()
+    residency: Residency | None = None  # None: without workers nothing leaves
+    spill: Spill | None = None
+    overdue_pages: int = OVERDUE_PAGES
+    split_layer: int | None = 0  # None: chosen from measured speeds; 0: reads are not split
+    fingerprint: Callable[[int, int], bytes] | None = (
+        None  # of layers [first, stop); None: reads are not split
+    )
+    cycle: int = 4  # layers between two seams
+    host_tokens: int | None = (
+        None  # positions whose K and V fit on this host; None: as many as the context has
+    )
+    sessions: int = SESSIONS_MAX  # conversations kept for their next request
 
 
 class ModelRunner:
-    """Implements `engine.Runner` with a model, an attention engine and, it may be, a worker."""
+    """Implements `engine.Runner` with a model, an attention engine and, it may be, workers."""
 
     def __init__(
         self,
@@ -48,10 +65,8 @@ class ModelRunner:
         engine: AttentionEngine,
         geometry: Geometry,
         ctx_size: int,
-        worker: WorkerLink | None,
-        host_tokens: int | None = None,
+        placement: Placement | None = None,
     ) -> None:
-        """host_tokens: positions whose K and V fit on this host; None: as many as the context has."""
         self.ctx_size = ctx_size
         self._model = loaded.model
         self._tokenizer = tokenizer
@@ -59,20 +74,120 @@ class ModelRunner:
         self._engine = engine
         self._geometry = geometry
         self._fingerprint = rows_fingerprint(loaded.model.fingerprint, geometry, engine.name, UBATCH_TOKENS)
-        self._worker = worker
-        self._host_tokens = host_tokens if host_tokens is not None else ctx_size
+        self._placement = placement = placement or Placement()
+        self.workers = tuple(placement.workers)
+        self._spill = placement.spill
+        self._host_tokens = placement.host_tokens if placement.host_tokens is not None else ctx_size
+        self._ids = itertools.count(1)
+        self.sessions: Sessions[Sequence] = Sessions(self._give_up, placement.sessions)
+        self._seam: SeamChooser | None = None
+        if placement.fingerprint is not None and self.workers:
+            row_bytes = geometry.row_bytes * len(self._model.attention_layers)
+            residual_bytes = self._model.hidden_size * self._model.dtype.size
+            self._seam = SeamChooser(
+                self._model,
+                placement.cycle,
+                self.workers,
+                placement.fingerprint,
+                lambda: next(self._ids),
+                placement.split_layer,
+                UBATCH_TOKENS * (row_bytes + residual_bytes),
+            )
+
+    # -- the engine's protocol ------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
         """Runs a ubatch and a token, so that compiling and first touches are not the first request's wait."""
-        state = self._new_sequence(GenerationRequest("warm-up", (0,) * WARM_UP_TOKENS, 1), None)
-        self.prefill(state, 0, WARM_UP_TOKENS)
+        tokens = (
+            WARM_UP_TOKENS if self._seam is None else 2 * UBATCH_TOKENS
+        )  # whole ones, to measure their speed
+        state = self._new_sequence(GenerationRequest("warm-up", (0,) * tokens, 1), None)
+        for start in range(0, tokens, UBATCH_TOKENS):
+            self.prefill(state, start, min(start + UBATCH_TOKENS, tokens))
         self.decode(state)
 
     def start(self, request: GenerationRequest) -> Sequence:
-        held = self._worker.new_sequence() if self._worker else None
-        if held is None and len(request.prompt) > self._host_tokens:
+        prompt = list(request.prompt)
+        # Only what cannot run without the worker waits for it; the others find it when it is there.
+        needed = self._spill is None and len(prompt) > self._host_tokens
+        back = [worker.await_return(RETRY_GREETING_S if needed else 0.0) for worker in self.workers]
+        if needed and not any(back):
             raise self._full("the worker is away")  # before a read that may take minutes
-        return self._new_sequence(request, held)
+        return self._resumed(request, prompt) or self._new_sequence(request, self._new_holder())
+
+    def read_from(self, state: Sequence) -> int:
+        """How many prompt tokens need no reading."""
+        return state.read_from
+
+    def step_tokens(self, state: Sequence) -> int:
+        """How many prompt tokens the next step should read: two ubatches where one overlaps the other's questions."""
+        return 2 * UBATCH_TOKENS if state.table.held else UBATCH_TOKENS
+
+    def text(self, request: GenerationRequest) -> TextStream:
+        return TextStream(self._tokenizer, request.stop)
+
+    def prefill(self, state: Sequence, start: int, stop: int) -> int | None:
+        logits = self.read(state, start, stop)
+        return None if logits is None else self._choose(state, logits)
+
+    def decode(self, state: Sequence) -> int:
+        return self._choose(state, self.run_token(state))
+
+    def is_end(self, token: int) -> bool:
+        return token in self._end
+
+    def finish(self, state: Sequence) -> None:
+        """Keeps the conversation for its next request, if it is whole."""
+        try:
+            if not state.failed and state.tail is not None:
+                # Cancelled in the middle of a split read, whose tail stands elsewhere than its head.
+                state.tail.abandon()
+                state.tail = None
+                state.rewind(state.read_from)
+                del state.tokens[state.read_from :]
+                state.prompt_tokens = len(state.tokens)
+        except BackburnerError as e:
+            log.warning("a cancelled conversation is not kept: %s", e)
+            state.failed = True
+        if state.failed or not state.checkpoints.positions:
+            self._give_up(state)
+        else:
+            self.sessions.put(state)
+
+    def worker_status(self) -> WorkerStatus | None:
+        statuses = self.worker_statuses()
+        return statuses[0] if statuses else None
+
+    def worker_statuses(self) -> tuple[WorkerStatus, ...]:
+        return tuple(worker.status() for worker in self.workers)
+
+    def close(self) -> None:
+        self.sessions.clear()
+        for worker in self.workers:
+            worker.close()
+        if self._spill is not None:
+            self._spill.close()
+
+    def leave_thread(self) -> None:
+        # MLX's streams belong to this thread; left to its end, their threads abort the process at exit now and then.
+        mx.clear_streams()
+
+    # -- sequences ------------------------------------------------------------------------------------------------
+
+    def _new_holder(self) -> HeldPages | None:
+        residency = self._placement.residency
+        if residency is None or not self.workers:
+            return None
+        return HeldPages(
+            self.workers,
+            residency,
+            self._spill,
+            self._engine,
+            self._geometry,
+            lambda: next(self._ids),
+            self._placement.overdue_pages,
+            self.sessions.drop_oldest,
+        )
 
     def _new_sequence(self, request: GenerationRequest, held: HeldPages | None) -> Sequence:
         model = self._model
@@ -88,34 +203,149 @@ class ModelRunner:
             table.layers[i] if i in table.layers else model.new_state() for i in range(len(model.layers))
         ]
         sample = sampler_for(request.sampling, model.vocab_size)
-        return Sequence(len(request.prompt), list(request.prompt), caches, table, held, sample)
+        prompt = list(request.prompt)
+        return Sequence(len(prompt), prompt, caches, table, held, sample, self._fingerprint)
 
-    def text(self, request: GenerationRequest) -> TextStream:
-        return TextStream(self._tokenizer, request.stop)
+    def _resumed(self, request: GenerationRequest, prompt: list[int]) -> Sequence | None:
+        """A kept conversation that this prompt continues, cut back to where both agree."""
+        limit = len(prompt) - 1  # the last token has to run, for its logits
 
-    def prefill(self, state: Sequence, start: int, stop: int) -> int | None:
-        logits = self.run(state, state.tokens[start:stop], last=stop == state.prompt_tokens)
-        return None if logits is None else self._choose(state, logits)
+        def saved(state: Sequence, common: int) -> int:
+            checkpoint = state.checkpoints.last(min(common, limit))
+            position = checkpoint.position if checkpoint else 0
+            # One that has more to lose than to give stays for its own next request.
+            return position if 2 * position >= state.prompt_tokens else 0
 
-    def decode(self, state: Sequence) -> int:
-        logits = self.run(state, state.tokens[-1:], last=True)
-        assert logits is not None
-        return self._choose(state, logits)
+        state = self.sessions.take(prompt, saved)
+        if state is None:
+            return None
+        try:
+            common = min(common_prefix(state.tokens, prompt), limit)
+            state.read_from = state.rewind(common)
+        except WorkerLost as e:
+            log.warning("a kept conversation is read anew: %s", e)
+            self._give_up(state)
+            return None
+        state.tokens = prompt
+        state.prompt_tokens = len(prompt)
+        state.table.shared_tokens = len(prompt) // UBATCH_TOKENS * UBATCH_TOKENS
+        state.sample = sampler_for(request.sampling, self._model.vocab_size)
+        return state
 
-    def run(self, state: Sequence, tokens: list[int], *, last: bool) -> mx.array | None:
-        """Runs tokens through all layers. With `last`, the logits [vocab] after the final one.
+    def _give_up(self, state: Sequence) -> None:
+        if state.tail is not None:
+            state.tail.abandon()
+            state.tail = None
+        if state.held is not None:
+            state.held.release()
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def read(self, state: Sequence, start: int, stop: int) -> mx.array | None:
+        """Reads prompt tokens [start, stop), in whole ubatches but the last. After the prompt's end, logits [vocab].
 
         Pages move between steps only, so all layers of a step see the same split between host and worker.
         """
+        with _Failing(state):
+            last_start = (state.prompt_tokens - 1) // UBATCH_TOKENS * UBATCH_TOKENS
+            self._settle(state)
+            self._check_room(state, stop - start)
+            if start == state.read_from and self._seam is not None:
+                state.tail = self._seam.begin(state, start, last_start)
+            body = min(stop, last_start)
+            if start < body:
+                self._read_ubatches(state, start, body)
+            if stop <= last_start:
+                return None
+            return self._read_last(state, max(start, last_start), stop)
+
+    def run_token(self, state: Sequence) -> mx.array:
+        """Runs the newest token through all layers: logits [vocab]."""
+        with _Failing(state):
+            self._settle(state)
+            self._check_room(state, 1)
+            model = self._model
+            residual = model.run_layers(self._embed(state.tokens[-1:]), state.caches, 0, len(model.layers))
+            logits = model.logits(residual)[0]
+            mx.eval(self._states(state, 0), logits)
+            return logits
+
+    def _read_ubatches(self, state: Sequence, start: int, stop: int) -> None:
+        """Ubatches before the last. Where old pages are held they go through the layers together, so that one's
+        questions are answered while the other computes here."""
+        tail = state.tail
+        layers = tail.seam if tail is not None else len(self._model.layers)
+        starts = list(range(start, stop, UBATCH_TOKENS))
+        groups = [starts] if state.table.held else [[s] for s in starts]
+        for group in groups:
+            if tail is None and group[0] % CHECKPOINT_TOKENS == 0 and group[0] > 0:
+                state.keep(group[0])
+            begun = time.perf_counter()
+            blocks = [state.tokens[s : min(s + UBATCH_TOKENS, stop)] for s in group]
+            walks = [self._model.walk(self._embed(b), state.caches, 0, layers) for b in blocks]
+            residuals = alternate(walks)
+            mx.eval(self._states(state, 0, layers), residuals)
+            if self._seam is not None and len(blocks[-1]) == UBATCH_TOKENS:
+                self._seam.observe_host(layers, (time.perf_counter() - begun) / len(group))
+            for s, residual in zip(group, residuals, strict=True):
+                self._push(state, s, residual)
+
+    def _push(self, state: Sequence, start: int, residual: mx.array) -> None:
+        tail = state.tail
+        if tail is None:
+            return
+        try:
+            tail.push(start, residual, state.name_ubatches(start + UBATCH_TOKENS)[-1])
+        except TailLost as e:
+            self._recover(state, e)
+
+    def _recover(self, state: Sequence, error: TailLost) -> None:
+        """A worker is gone, or cannot go on: what it has not done is done here, and so is the rest of the read."""
+        tail: TailRead = state.tail
+        state.tail = None
+        log.warning("a split read goes on without its worker: %s", error)
+        tail.recover()
+
+    def _read_last(self, state: Sequence, start: int, stop: int) -> mx.array:
+        """The last ubatch, on the host: its head while the tail still runs what came before."""
+        model, tail = self._model, state.tail
+        tokens = state.tokens[start:stop]
+        residual = self._embed(tokens)
+        if tail is None:
+            if start > 0:
+                state.keep(start)
+            return self._logits(state, residual, 0)
+        states = {i: list(state.caches[i].cache) for i in state.recurrent_layers if i < tail.seam}
+        residual = model.run_layers(residual, state.caches, 0, tail.seam)
+        mx.eval(residual, self._states(state, 0, tail.seam))
+        try:
+            after, tail_states = tail.finish(residual)
+        except TailLost as e:
+            self._recover(state, e)
+            states |= {i: list(state.caches[i].cache) for i in state.recurrent_layers if i >= tail.seam}
+            state.checkpoints.add(Checkpoint(start, states))
+            return self._logits(state, residual, tail.seam)
+        state.tail = None
+        assert self._seam is not None
+        self._seam.observe_read(tail)
+        state.checkpoints.add(Checkpoint(start, states | tail_states))
+        return self._logits(state, after, len(model.layers))
+
+    def _logits(self, state: Sequence, residual: mx.array, first: int) -> mx.array:
+        """From a residual that enters layer `first`."""
         model = self._model
-        self._settle(state)
-        self._check_room(state, len(tokens))
-        residual = model.embed(mx.array(np.asarray(tokens, dtype=np.int32)))
-        residual = model.run_layers(residual, state.caches, 0, len(model.layers))
-        states = [c.cache for c in state.caches if isinstance(c, ArraysCache)]
-        logits = model.logits(residual[:, -1:])[0] if last else None
-        mx.eval(states, logits if last else residual)
+        residual = model.run_layers(residual, state.caches, first, len(model.layers))
+        logits = model.logits(residual[:, -1:])[0]
+        mx.eval(self._states(state, 0), logits)
         return logits
+
+    def _embed(self, tokens: list[int]) -> mx.array:
+        return self._model.embed(mx.array(np.asarray(tokens, dtype=np.int32)))
+
+    @staticmethod
+    def _states(state: Sequence, first: int, stop: int | None = None) -> list[Any]:
+        caches = state.caches
+        return [caches[i].cache for i in state.recurrent_layers if first <= i < (stop or len(caches))]
 
     def _choose(self, state: Sequence, logits: mx.array) -> int:
         token = state.sample(logits)
@@ -126,17 +356,24 @@ class ModelRunner:
         state.table.name_full_pages(state.tokens)
         if state.held is not None:
             state.held.settle(state.table, state.prompt_tokens)
-            if self._worker is not None:
-                self._worker.held_pages = state.table.held * len(state.table.layers)
+            for i, worker in enumerate(self.workers):
+                worker.held_pages = state.held.held_on(i, state.table.held) * len(state.table.layers)
 
     def _check_room(self, state: Sequence, new_tokens: int) -> None:
-        """The context counts on the worker's memory. Without it, an error beats the system killing the process."""
-        local = state.table.tokens - state.table.held * self._geometry.page_tokens + new_tokens
+        """The context counts on the workers' memory. Without it, an error beats the system killing the process."""
+        local = self._local_tokens(state) + new_tokens
+        while local + sum(map(self._local_tokens, self.sessions)) > self._host_tokens:
+            if not self.sessions.drop_oldest():
+                break
         if local <= self._host_tokens:
             return
-        away = "the worker is away"
-        raise self._full(
-            away if state.held is None else state.held.refused or "the worker has not taken enough of it"
+        if state.held is None or not any(worker.connection for worker in self.workers):
+            raise self._full("the worker is away")
+        raise self._full(state.held.refused or "the worker has not taken enough of it")
+
+    def _local_tokens(self, state: Sequence) -> int:
+        return max(layer.offset for layer in state.table.layers.values()) - (
+            state.table.held * self._geometry.page_tokens
         )
 
     def _full(self, why: str) -> HostFull:
@@ -145,20 +382,37 @@ class ModelRunner:
             "Try again when the worker is back, or send a shorter prompt."
         )
 
-    def is_end(self, token: int) -> bool:
-        return token in self._end
 
-    def finish(self, state: Sequence) -> None:
-        if state.held is not None:
-            state.held.release()
+class _Failing:
+    """Marks a sequence whose step has failed: it is in no state to go on from."""
 
-    def worker_status(self) -> WorkerStatus | None:
-        return self._worker.status() if self._worker else None
+    def __init__(self, state: Sequence) -> None:
+        self._state = state
 
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
+    def __enter__(self) -> None: ...
 
-    def leave_thread(self) -> None:
-        # MLX's streams belong to this thread; left to its end, their threads abort the process at exit now and then.
-        mx.clear_streams()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._state.failed = True
+
+
+def alternate(walks: Items[Generator[None, None, mx.array]]) -> list[mx.array]:
+    """Drives walks in turns, each up to its next question; what they return, in their order.
+
+    The one behind never overtakes: it gets its turn at a layer only when the one before has left its rows there.
+    """
+    results: list[Any] = [None] * len(walks)
+    active = deque(enumerate(walks))
+    try:
+        while active:
+            number, walk = active.popleft()
+            try:
+                next(walk)
+                active.append((number, walk))
+            except StopIteration as end:
+                results[number] = end.value
+    except BaseException:
+        for _, walk in active:
+            walk.close()
+        raise
+    return results

@@ -1,24 +1,28 @@
 """Puts a host together: model, attention engine, worker, context. Called on the engine thread."""
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import mlx.core as mx
 
-from backburner.attention.engine import AttentionEngine
+from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.attention.select import make_engine
 from backburner.config import check_pages
-from backburner.engine.runner import ModelRunner
+from backburner.engine.runner import ModelRunner, Placement
 from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.worker_link import Connect, WorkerLink
 from backburner.errors import ConfigError
 from backburner.kv.capacity import Capacity, capacity, context_size
 from backburner.kv.held import OVERDUE_PAGES
 from backburner.kv.residency import Residency
+from backburner.kv.spill import Spill
 from backburner.model.cpu import available_bytes, missing_c_parts, runs_on_cpu
-from backburner.model.load import load
+from backburner.model.fingerprint import layers_fingerprint
+from backburner.model.load import LoadedModel, load, read_config
 
 # How to connect, and the address, for a host with this attention engine.
 Connector = Callable[[AttentionEngine], tuple[Connect, str]]
@@ -38,7 +42,7 @@ class Report(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostParts:
-    """What a host is made from. `connect` None: no worker."""
+    """What a host is made from."""
 
     name: str
     folder: Path
@@ -47,9 +51,12 @@ class HostParts:
     page_tokens: int
     ctx_size: int | None
     engine: str
-    connect: Connector | None = None
-    shared_bytes: int = 0  # of this machine's memory that a worker on it will take
+    connect: Sequence[Connector] = ()  # one for each worker
+    shared_bytes: int = 0  # of this machine's memory that workers on it will take
     overdue_pages: int = OVERDUE_PAGES
+    split_layer: int | None = None  # None: chosen from measured speeds; 0: reads are not split
+    spill_folder: Path | None = None  # None: no spill
+    spill_bytes: int = 0
 
 
 def start_runner(parts: HostParts, report: Report) -> ModelRunner:
@@ -81,54 +88,101 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
 
     host_free = max(0, available_bytes() - parts.shared_bytes)
     window_tokens = parts.window_tokens
-    worker: WorkerLink | None = None
-    if parts.connect is not None:
+    if parts.connect:
         window_tokens = _window(parts, page_bytes, len(model.attention_layers), host_free, report)
-        report.stage("worker")
-        connect, address = parts.connect(engine)
-        worker = WorkerLink(
-            connect,
-            address,
-            engine,
-            geometry,
-            model.attention_layers,
-            model.fingerprint,
-            Residency(parts.page_tokens, window_tokens),
-            parts.overdue_pages,
-        )
-        welcome, speed = worker.welcome, worker.speed
-        report.done(
-            f"{welcome.name} at {address}, engine {welcome.engine}, {_gib(welcome.memory_bytes)} for pages; "
-            f"round trip {speed.rtt_us:.0f} us, {speed.bytes_per_s / 1e6:,.0f} MB/s"
-        )
-        if welcome.engine != engine.name:
-            report.note(
-                f"the worker's engine is {welcome.engine}, the host's {engine.name}: "
-                "answers agree within rounding, not bit for bit"
-            )
-    try:
+    with contextlib.ExitStack() as undo:
+        workers = [_worker(c, engine, geometry, loaded, report, undo) for c in parts.connect]
         report.stage("context")
         cap = capacity(
             page_bytes,
             parts.page_tokens,
             len(model.attention_layers),
             host_free,
-            worker.welcome.free_bytes if worker else None,
+            sum(worker.welcome.free_bytes for worker in workers) if workers else None,
             model.max_position_embeddings,
         )
         ctx_size = context_size(parts.ctx_size, cap)
         if ctx_size < 1:
             raise ConfigError("there is no memory left for K and V; use a smaller model.")
-        report.done(_describe(ctx_size, cap, window_tokens, parts.page_tokens, worker is not None))
-        runner = ModelRunner(loaded, parts.tokenizer, engine, geometry, ctx_size, worker, cap.host_tokens)
+        report.done(_describe(ctx_size, cap, window_tokens, parts.page_tokens, bool(workers)))
+        spill = _spill(parts, engine, geometry, model.attention_layers, cap, ctx_size - window_tokens, report)
+        if spill is not None:
+            undo.callback(spill.close)
+        config = read_config(parts.folder)
+        placement = Placement(
+            workers=workers,
+            residency=Residency(parts.page_tokens, window_tokens),
+            spill=spill,
+            overdue_pages=parts.overdue_pages,
+            split_layer=parts.split_layer,
+            fingerprint=functools.cache(
+                lambda first, stop: layers_fingerprint(parts.folder, config, first, stop, False)
+            ),
+            cycle=int(model.config.get("full_attention_interval", 4)),
+            host_tokens=cap.host_tokens,
+        )
+        runner = ModelRunner(loaded, parts.tokenizer, engine, geometry, ctx_size, placement)
         report.stage("warm-up")
         runner.warm_up()
         report.done("first steps compiled")
+        undo.pop_all()
         return runner
-    except BaseException:
-        if worker is not None:
-            worker.close()
-        raise
+
+
+def _worker(
+    connector: Connector,
+    engine: AttentionEngine,
+    geometry: Geometry,
+    loaded: LoadedModel,
+    report: Report,
+    undo: contextlib.ExitStack,
+) -> WorkerLink:
+    report.stage("worker")
+    connect, address = connector(engine)
+    model = loaded.model
+    worker = WorkerLink(connect, address, engine, geometry, model.attention_layers, model.fingerprint)
+    undo.callback(worker.close)
+    welcome, speed = worker.welcome, worker.speed
+    report.done(
+        f"{welcome.name} at {address}, engine {welcome.engine}, {_gib(welcome.memory_bytes)} for pages; "
+        f"round trip {speed.rtt_us:.0f} us, {speed.bytes_per_s / 1e6:,.0f} MB/s"
+    )
+    if welcome.layers == 0:
+        report.note(
+            "the worker has no model, so it holds pages but does not help with reading (worker --model ...)"
+        )
+    if welcome.engine != engine.name:
+        report.note(
+            f"the worker's engine is {welcome.engine}, the host's {engine.name}: "
+            "answers agree within rounding, not bit for bit"
+        )
+    return worker
+
+
+def _spill(
+    parts: HostParts,
+    engine: AttentionEngine,
+    geometry: Geometry,
+    layers: Sequence[int],
+    cap: Capacity,
+    old_tokens: int,
+    report: Report,
+) -> Spill | None:
+    if not parts.connect:
+        return None
+    if parts.spill_folder is None:
+        report.note(
+            "no spill: when the worker is lost, a conversation whose old pages it holds ends with an error"
+        )
+        return None
+    spill = Spill(parts.spill_folder, parts.spill_bytes, engine, geometry, layers)
+    wanted = max(0, old_tokens) * cap.token_bytes
+    if wanted > parts.spill_bytes:
+        report.note(
+            f"--spill-size {_gib(parts.spill_bytes)} is less than the {_gib(wanted)} of a full context's old pages: "
+            "what does not fit is lost with the worker"
+        )
+    return spill
 
 
 def _window(parts: HostParts, page_bytes: int, layers: int, host_free: int, report: Report) -> int:

@@ -1,7 +1,8 @@
-"""The engine's side of one worker: greeting it, watching it, losing it and finding it again."""
+"""The engine's side of one worker: greeting it, watching it, losing it and finding it again, beside the work."""
 
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -9,19 +10,20 @@ from backburner import __version__
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.engine.request import WorkerStatus
 from backburner.errors import BackburnerError, Mismatch
-from backburner.kv.held import OVERDUE_PAGES, HeldPages
+from backburner.kv.held import PageConnection
 from backburner.kv.mover import PageMover
-from backburner.kv.residency import Residency
 from backburner.transport.link import Link, LinkSpeed
 from backburner.transport.messages import PROTOCOL_VERSION, Hello, PageGeometry, Welcome
 
 log = logging.getLogger("backburner.engine")
 
-# A lost worker is tried again at the start of a request, but not more often than this.
-RETRY_INTERVAL_S = 5.0
+# A lost worker is tried again at once, then after pauses that double: a phone whose app was switched is back in
+# seconds, one that was unplugged may be away for hours.
+RETRY_FIRST_S = 0.25
+RETRY_INTERVAL_S = 5.0  # the longest pause
 
-# What a request waits for a lost worker's greeting. One that is there answers in milliseconds; a frozen one still
-# accepts connections, and each request would wait for it.
+# What the greeting of a lost worker may take. One that is there answers in milliseconds; a frozen one still accepts
+# connections.
 RETRY_GREETING_S = 2.0
 
 Connect = Callable[[], Link]  # raises TransportError or ConfigError
@@ -74,7 +76,7 @@ def _host_name() -> str:
 
 
 class WorkerLink:
-    """A worker in use: its link, its mover, and what is known about it."""
+    """A worker, there or away (`kv.held.PageWorker`). While it is away, a thread tries to reach it."""
 
     def __init__(
         self,
@@ -84,8 +86,6 @@ class WorkerLink:
         geometry: Geometry,
         layers: Sequence[int],
         fingerprint: bytes,
-        residency: Residency,
-        overdue_pages: int = OVERDUE_PAGES,
     ) -> None:
         """Connects and greets. Raises what the connection raised."""
         self._connect = connect
@@ -94,16 +94,16 @@ class WorkerLink:
         self._geometry = geometry
         self._layers = tuple(layers)
         self._fingerprint = fingerprint
-        self._residency = residency
-        self._overdue_pages = overdue_pages
-        self._next_sequence = 1
-        self._tried_at = 0.0
-        self._lost: str | None = None
+        self._changed = threading.Condition()
+        self._closing = False
+        self._retry_now = False
+        self._retrying: threading.Thread | None = None
+        self._error: str | None = None  # of the last attempt to reach it
+        self.reconnects = 0
         self.held_pages = 0  # (page, layer) pairs that the running or last sequence has given away
-        self._open()
+        self._current = self._open(None)
 
-    def _open(self, greeting_s: float | None = None) -> None:
-        self._tried_at = time.monotonic()
+    def _open(self, greeting_s: float | None) -> PageConnection:
         link = self._connect()
         self.welcome = greet(
             link, self._geometry, self._layers, self._fingerprint, self._engine.name, greeting_s
@@ -113,44 +113,99 @@ class WorkerLink:
         except BackburnerError:
             link.close()
             raise
-        self._link = link
-        self._mover = PageMover(link, self._engine, self._geometry)
-        self._lost = None
+        return PageConnection(link, PageMover(link, self._engine, self._geometry))
+
+    @property
+    def connection(self) -> PageConnection | None:
+        """The worker, or None while it is away; asking for it then starts the search. Any thread."""
+        current = self._current
+        if current.alive:
+            return current
+        self._search()
+        return None
+
+    @property
+    def free_pages(self) -> int:
+        """Pages of all layers that the worker could hold."""
+        page_bytes = self._engine.page_bytes(self._geometry) * len(self._layers)
+        return int(self.welcome.free_bytes // page_bytes)
+
+    @property
+    def weight(self) -> float:
+        """How fast it attends. Equal for all until a worker is known to differ."""
+        stats = self._current.mover.stats
+        if stats is None or not stats.attends or not stats.attend_seconds:
+            return 1.0
+        return stats.attends / stats.attend_seconds
 
     @property
     def lost(self) -> str | None:
         """Why the worker cannot be used now, or None."""
         # Nothing is remembered here: /health asks from another thread, maybe while a new link replaces the old.
-        error = self._mover.error
-        return self._lost or (str(error) if error else None if self._link.alive else "the link is closed")
+        current = self._current
+        return None if current.alive else self._error or current.error
 
-    def new_sequence(self) -> HeldPages | None:
-        """A holder for a new sequence's old pages, or None when the worker is lost and does not answer now."""
-        self.held_pages = 0
-        if self.lost is not None and not self._try_again():
-            return None
-        self._next_sequence += 1
-        return HeldPages(self._link, self._mover, self._residency, self._next_sequence, self._overdue_pages)
+    def await_return(self, timeout_s: float) -> bool:
+        """Tries a lost worker at once, and waits for the outcome. Whether it is there."""
+        if self.connection is not None:
+            return True
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._retry_now = True
+            self._changed.notify_all()
+            while self._retry_now and not self._current.alive:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    break
+            return self._current.alive
 
-    def _try_again(self) -> bool:
-        if time.monotonic() - self._tried_at < RETRY_INTERVAL_S:
-            return False
-        self._mover.close()
-        self._link.close()
-        try:
-            self._open(RETRY_GREETING_S)
-        except BackburnerError as e:
-            self._lost = str(e)
-            self._tried_at = time.monotonic()  # an attempt may itself take longer than the interval
-            log.warning("the worker at %s is still away, going on alone: %s", self.address, e)
-            return False
-        log.info("the worker at %s is back", self.address)
-        return True
+    def _search(self) -> None:
+        with self._changed:
+            if self._closing or (self._retrying is not None and self._retrying.is_alive()):
+                return
+            self._retrying = threading.Thread(target=self._retry, name="reconnect", daemon=True)
+            self._retrying.start()
+
+    def _retry(self) -> None:
+        """Until the worker is there again. The lost one's mover ends first: its thread may wait on the dead link."""
+        lost = self._current
+        log.warning("the worker at %s is lost: %s", self.address, lost.error)
+        lost.link.close()
+        lost.mover.close()
+        pause_s = RETRY_FIRST_S
+        while True:
+            try:
+                found = self._open(RETRY_GREETING_S)
+            except BackburnerError as e:
+                if self._error != str(e):
+                    log.warning("the worker at %s is still away, going on without it: %s", self.address, e)
+                self._error = str(e)
+                found = None
+            except Exception as e:  # a fault of ours must not end the search silently
+                log.exception("reaching the worker failed")
+                self._error, found = f"{type(e).__name__}: {e}", None
+            with self._changed:
+                self._retry_now = False
+                self._changed.notify_all()
+                if self._closing:
+                    if found is not None:
+                        found.link.close()
+                        found.mover.close()
+                    return
+                if found is not None:
+                    self._current, self._error = found, None
+                    self.reconnects += 1
+                    log.info("the worker at %s is back", self.address)
+                    return
+                self._changed.wait_for(lambda: self._retry_now or self._closing, pause_s)
+                if self._closing:
+                    return
+            pause_s = min(2 * pause_s, RETRY_INTERVAL_S)
 
     def status(self) -> WorkerStatus:
         """What /health shows: the latest counters, without asking. Safe from any thread."""
-        lost = self.lost
-        stats, welcome = self._mover.stats, self.welcome
+        lost = self.lost if self.connection is None else None
+        stats, welcome = self._current.mover.stats, self.welcome
         return WorkerStatus(
             state="lost" if lost else "ready",
             address=self.address,
@@ -166,5 +221,10 @@ class WorkerLink:
         )
 
     def close(self) -> None:
-        self._mover.close()
-        self._link.close()
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._retrying is not None:
+            self._retrying.join(RETRY_GREETING_S + 1)
+        self._current.mover.close()
+        self._current.link.close()

@@ -11,7 +11,7 @@ from typing import Any
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.errors import BackburnerError, LinkTimeout, OutOfBudget, RemoteError, TransportError
 from backburner.transport.link import Link
-from backburner.transport.messages import Bind, Have, PageAck, PutPage, Release, Stats, StatsReply
+from backburner.transport.messages import Bind, Have, NamePages, PageAck, PutPage, Release, Stats, StatsReply
 
 log = logging.getLogger("backburner.kv")
 
@@ -39,6 +39,7 @@ class Moves:
     bound: int = 0  # leading pages that the worker has, complete at all layers, and has bound
     refused: str | None = None  # why the worker takes no more
     ended: bool = False
+    mirror: int | None = None  # the worker's tail that has some layers of these pages already
 
 
 class PageMover:
@@ -159,10 +160,15 @@ class PageMover:
 
     def _move(self, moves: Moves, index: int, layers: list[tuple[int, Any]]) -> None:
         key = moves.keys[index]
-        if self._exchange(Have((key,))).bitmap[0] & 1:
+        if moves.mirror is not None:
+            self._name(moves, index)
+        if self._has(key, None):
             self.found_pages += len(layers)
         else:
             for layer, page in layers:
+                if self._has(key, layer):
+                    self.found_pages += 1
+                    continue
                 self._send(key, layer, page)
                 self.moved_pages += 1
         # Bound at once, not when the host drops it: what is bound cannot be evicted for another page.
@@ -170,6 +176,18 @@ class PageMover:
         with self._changed:
             moves.bound = index + 1
             self._changed.notify_all()
+
+    def _has(self, key: bytes, layer: int | None) -> bool:
+        return bool(self._exchange(Have((key,), layer)).bitmap[0] & 1)
+
+    def _name(self, moves: Moves, index: int) -> None:
+        """Pages that the worker's own tail layers made never cross: they only get their names."""
+        assert moves.mirror is not None
+        try:
+            self._exchange(NamePages(moves.mirror, tuple(moves.keys[: index + 1])))
+        except RemoteError as e:
+            log.info("the worker's tail has no such pages, they are sent instead: %s", e)
+            moves.mirror = None
 
     def _send(self, key: bytes, layer: int, page: Any) -> None:
         piece_rows = max(1, PIECE_BYTES // self._geometry.row_bytes)

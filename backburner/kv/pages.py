@@ -78,15 +78,6 @@ class LayerPages:
         ]
         return PendingAttention(table, q, pages, visible, question)
 
-    def attend(
-        self, q: npt.NDArray[Any], k: npt.NDArray[Any], v: npt.NDArray[Any]
-    ) -> npt.NDArray[np.float32]:
-        """Appends the rows, then attends: held pages at their holder, the others here meanwhile; merge in page order.
-
-        Shapes as for `ask`. Returns o [q_heads, T, head_dim].
-        """
-        return self.ask(q, k, v).result()
-
     def truncate(self, tokens: int) -> None:
         """Keeps positions [0, tokens). The page that `tokens` lies in has to be here."""
         size = self._table.geometry.page_tokens
@@ -117,6 +108,11 @@ class PendingAttention:
         self._pages = pages
         self._visible = visible  # rows of each page that the first query sees
         self._question = question
+
+    @property
+    def asked(self) -> bool:
+        """Whether the holder of held pages was asked."""
+        return self._question is not None
 
     def result(self) -> npt.NDArray[np.float32]:
         """Attends to the local pages, waits for the others' partial, and merges: o [q_heads, T, head_dim]."""
@@ -162,7 +158,7 @@ class PageTable:
         self.keys: list[bytes] = []  # of the full pages
         self.held = 0
         self._fingerprint = fingerprint
-        self._shared_tokens = shared_tokens
+        self.shared_tokens = shared_tokens
         self._salt = secrets.token_bytes(16)
 
     @property
@@ -176,7 +172,7 @@ class PageTable:
         for i in range(len(self.keys), self.tokens // size):
             start, stop = i * size, (i + 1) * size
             parent = self.keys[-1] if self.keys else b""
-            shared = self._shared_tokens is None or stop <= self._shared_tokens
+            shared = self.shared_tokens is None or stop <= self.shared_tokens
             self.keys.append(
                 page_key(self._fingerprint, parent, tokens[start:stop], b"" if shared else self._salt)
             )

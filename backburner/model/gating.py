@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.qwen3_next import Qwen3NextMLP
 
-from backburner.model.paged import to_numpy
+from backburner.model.arrays import to_numpy
 from backburner.native.gating import load_gating
 
 # Below this many values MLX's own gate costs less than the evaluation that ours needs: 2,048 (a token) take it 30 us.

@@ -37,7 +37,7 @@ class Kind(IntEnum):
 
     HELLO, WELCOME, PING, PONG, STATS, STATS_REPLY, ERROR, BYE, OK = range(1, 10)
     HAVE, HAVE_REPLY, PUT_PAGE, PAGE_ACK, GET_PAGE, PAGE_ROWS, DROP_PAGES = range(16, 23)
-    BIND, RELEASE, ATTEND, PARTIAL_REPLY = range(32, 36)
+    BIND, RELEASE, ATTEND, PARTIAL_REPLY, ATTEND_AHEAD, FOLD_ONTO = range(32, 38)
     TAIL_OPEN, TAIL_OPENED, TAIL_REWIND, PUT_ROWS, PUT_STATE, TAIL_CHUNK, TAIL_ACK = range(48, 55)
     GET_STATE, STATE_REPLY, NAME_PAGES = range(55, 58)
     # Reserved: nothing sends these yet, and a reader refuses them.
@@ -195,14 +195,42 @@ class Attend:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AttendAhead:
+    """An Attend whose partials will be folded onto what another worker makes of the pages before. Answer: Ok.
+
+    The worker computes at once and keeps the partials, under this message's tag, until FoldOnto comes.
+    """
+
+    sequence: int
+    layer: int
+    first: int
+    count: int
+    q: Array  # [q_heads, T, head_dim], in the activations' dtype
+
+    def __post_init__(self) -> None:
+        if self.q.ndim != 3:
+            raise ValueError(f"q of shape {self.q.shape} is not [q_heads, T, head_dim]")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoldOnto:
+    """The fold of the pages before those of an AttendAhead. Answer: PartialReply, the fold over both."""
+
+    ahead: int  # the tag of the AttendAhead
+    o: Array  # as in PartialReply
+    lse: Array
+
+    def __post_init__(self) -> None:
+        _is_partial(self.o, self.lse)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PartialReply:
     o: Array  # [q_heads, T, head_dim], float32, normalised
     lse: Array  # [q_heads, T], float32, natural logarithm; -inf where there was no key
 
     def __post_init__(self) -> None:
-        o, lse = self.o, self.lse
-        if o.ndim != 3 or lse.shape != o.shape[:2] or o.dtype.str != "<f4" or lse.dtype.str != "<f4":
-            raise ValueError(f"o {o.dtype} {o.shape} and lse {lse.dtype} {lse.shape} do not make a partial")
+        _is_partial(self.o, self.lse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,10 +397,15 @@ class Bye:
 Message: TypeAlias = (
     Hello | Welcome | Ping | Pong | Stats | StatsReply | Error | Bye | Ok
     | Have | HaveReply | PutPage | PageAck | GetPage | PageRows | DropPages
-    | Bind | Release | Attend | PartialReply
+    | Bind | Release | Attend | AttendAhead | FoldOnto | PartialReply
     | TailOpen | TailOpened | TailRewind | PutRows | PutState | TailChunk | TailAck
     | GetState | StateReply | NamePages
 )  # fmt: skip
+
+
+def _is_partial(o: Array, lse: Array) -> None:
+    if o.ndim != 3 or lse.shape != o.shape[:2] or o.dtype.str != "<f4" or lse.dtype.str != "<f4":
+        raise ValueError(f"o {o.dtype} {o.shape} and lse {lse.dtype} {lse.shape} do not make a partial")
 
 
 def _same_rows(k: Array, v: Array) -> None:
@@ -426,6 +459,8 @@ _TABLE: tuple[tuple[Kind, type[Any], tuple[Reader, ...]], ...] = (
     (Kind.RELEASE, Release, (u64,)),
     (Kind.ATTEND, Attend, (u64, u32, u32, u32, tensor)),
     (Kind.PARTIAL_REPLY, PartialReply, (tensor, tensor)),
+    (Kind.ATTEND_AHEAD, AttendAhead, (u64, u32, u32, u32, tensor)),
+    (Kind.FOLD_ONTO, FoldOnto, (u32, tensor, tensor)),
     (Kind.TAIL_OPEN, TailOpen, (u64, u32, u32, boolean, blob, positive, list_of(key))),
     (Kind.TAIL_OPENED, TailOpened, (u32, list_of(u32), number)),
     (Kind.TAIL_REWIND, TailRewind, (u64, u32)),
@@ -458,6 +493,8 @@ REPLIES: dict[type[Any], type[Any]] = {
     Bind: Ok,
     Release: Ok,
     Attend: PartialReply,
+    AttendAhead: Ok,
+    FoldOnto: PartialReply,
     TailOpen: TailOpened,
     TailRewind: Ok,
     PutRows: Ok,

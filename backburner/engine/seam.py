@@ -1,0 +1,170 @@
+"""Chooses the seam of a split read from measured speeds, and makes its workers ready."""
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from backburner.engine.scheduler import UBATCH_TOKENS
+from backburner.engine.sequence import Sequence
+from backburner.engine.tail import Stage, TailRead, bring_up
+from backburner.engine.worker_link import WorkerLink
+from backburner.errors import BackburnerError, RemoteError
+from backburner.kv.held import PageConnection
+from backburner.model.hybrid import HybridModel
+from backburner.planner.seam import Speeds, best_seam
+
+log = logging.getLogger("backburner.engine")
+
+# Reads of as many tokens stay on the host: the last ubatch runs there anyway, and of the one before it only the
+# pipeline's filling would be left. benchmarks/prefill.py: 512 tokens take 1.00x of the host alone, 768 take 0.83x.
+SPLIT_TOKENS_MIN = 512
+
+# A speed that was measured counts so much of the new value: a busy moment passes, heat does not.
+NEW_SHARE = 0.3
+
+Fingerprint = Callable[[int, int], bytes]  # of layers [first, stop)
+
+
+@dataclass(slots=True)
+class _Tail:
+    """What is known of one connection's tail."""
+
+    connection: PageConnection
+    layer_us: float | None = None
+    refused: str | None = None  # why this worker runs no layers
+
+
+class SeamChooser:
+    """Which layers workers run in the next read. `split_layer`: None for auto, 0 for never, else the seam."""
+
+    def __init__(
+        self,
+        model: HybridModel,
+        cycle: int,
+        workers: Items[WorkerLink],
+        fingerprint: Fingerprint,
+        new_id: Callable[[], int],
+        split_layer: int | None,
+        ubatch_bytes: int,
+    ) -> None:
+        """ubatch_bytes: that cross for one ubatch, the residual out and the tail's rows back (of all layers)."""
+        self._model = model
+        self._cycle = cycle
+        self._workers = tuple(workers)
+        self._fingerprint = fingerprint
+        self._new_id = new_id
+        self._split_layer = split_layer
+        self._ubatch_bytes = ubatch_bytes
+        self._tails: dict[int, _Tail] = {}  # by worker
+        self._host_layer_us: float | None = None
+        self._last_seam: int | None = None
+        self.seam: int | None = None  # of the last read; None: it was not split
+        self.note: str | None = None  # why reads are not split, for status and log
+
+    @property
+    def wanted(self) -> bool:
+        return self._split_layer != 0 and bool(self._workers)
+
+    def observe_host(self, layers: int, seconds: float) -> None:
+        """The host has run a whole ubatch through so many layers."""
+        layer_us = seconds / layers * 1e6
+        before = self._host_layer_us
+        self._host_layer_us = layer_us if before is None else before + NEW_SHARE * (layer_us - before)
+
+    def observe_read(self, read: TailRead) -> None:
+        """A split read has ended: how fast its workers were."""
+        if not read.tokens:
+            return
+        layer_us = read.worker_s / read.tokens * UBATCH_TOKENS / (len(self._model.layers) - read.seam) * 1e6
+        for tail in self._tails.values():
+            if any(stage.connection is tail.connection for stage in read.stages):
+                before = tail.layer_us
+                tail.layer_us = layer_us if before is None else before + NEW_SHARE * (layer_us - before)
+
+    def begin(self, state: Sequence, start: int, last_start: int) -> TailRead | None:
+        """A split read from `start`, or None when the host reads alone. Raises WorkerLost."""
+        self.seam = None
+        if not self.wanted or state.prompt_tokens - start <= SPLIT_TOKENS_MIN:
+            return None
+        tails = [t for t in map(self._tail, range(len(self._workers))) if t is not None]
+        if not tails:
+            return None
+        try:
+            stages = self._open(tails, state, start)
+            if stages is None:
+                return None
+            for stage in stages:
+                bring_up(stage, state, start)
+        except BackburnerError as e:
+            log.warning("this read is not split: %s", e)
+            return None
+        self.seam = self._last_seam = stages[0].first
+        if state.held is not None:
+            index = next(i for i, t in self._tails.items() if t.connection is stages[0].connection)
+            state.held.mirror = (index, stages[0].sequence) if len(stages) == 1 else None
+        return TailRead(self._model, state, stages, start, last_start)
+
+    def _tail(self, worker: int) -> _Tail | None:
+        connection = self._workers[worker].connection
+        if connection is None:
+            return None
+        tail = self._tails.get(worker)
+        if tail is None or tail.connection is not connection:
+            known = tail.layer_us if tail else None
+            tail = self._tails[worker] = _Tail(connection, known)
+            if self._workers[worker].welcome.layers == 0:
+                tail.refused = "it has no model; start it with --model"
+        if tail.refused is not None:
+            self.note = f"the worker runs no layers: {tail.refused}"
+            return None
+        return tail
+
+    def _open(self, tails: list[_Tail], state: Sequence, start: int) -> list[Stage] | None:
+        """Stages over [seam, N), as a chain when there are several workers."""
+        keys = state.name_ubatches(start)
+        seam = self._seam(tails)
+        for _ in range(2):  # the first time, a worker's speed is known only once it is open
+            if seam is None:
+                self.note = "splitting reads would not pay with the speeds measured"
+                return None
+            stages = self._stages(tails, seam)
+            for stage, tail in zip(stages, tails, strict=False):
+                try:
+                    opened = stage.open(self._fingerprint(stage.first, stage.stop), UBATCH_TOKENS, keys)
+                except RemoteError as e:
+                    if e.code in ("no_model", "mismatch"):
+                        tail.refused = str(e)
+                    raise
+                if tail.layer_us is None:
+                    tail.layer_us = opened.layer_us
+            better = self._seam(tails)
+            if better == seam:
+                self.note = None
+                return stages
+            seam = better
+        return None if seam is None else stages
+
+    def _stages(self, tails: list[_Tail], seam: int) -> list[Stage]:
+        """The tail dealt to a chain of workers in whole cycles, equally: each stage but the first needs a hop more."""
+        layers = len(self._model.layers)
+        cycles = max(1, (layers - seam) // self._cycle)
+        count = min(len(tails), cycles)
+        edges = [seam + i * cycles // count * self._cycle for i in range(count)] + [layers]
+        return [
+            # A number of its own for each read: what is still on its way under an old one then names nothing wrongly.
+            Stage(t.connection, edges[i], edges[i + 1], self._new_id())
+            for i, t in enumerate(tails[:count])
+        ]
+
+    def _seam(self, tails: list[_Tail]) -> int | None:
+        if self._split_layer is not None:
+            return self._split_layer
+        layers = len(self._model.layers)
+        host_us = self._host_layer_us or 1.0
+        known = [t.layer_us for t in tails if t.layer_us is not None]
+        # A chain of k workers is like one that is k times as fast; one that nobody has measured is like the host.
+        worker_us = (sum(known) / len(known) if known else host_us) / len(tails)
+        rates = [w.speed.bytes_per_s for w in self._workers if w.connection is not None]
+        link_us = self._ubatch_bytes / min(rates) * 1e6 if rates and self._host_layer_us else 0.0
+        return best_seam(Speeds(layers, host_us, worker_us, link_us), self._cycle, self._last_seam)

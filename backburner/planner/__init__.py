@@ -1,0 +1,1 @@
+"""Decides from measured figures what runs where. Pure arithmetic; imports no runtime module."""
