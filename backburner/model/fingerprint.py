@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import platform
+import re
 import struct
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,14 +32,40 @@ _IGNORED = (
 )
 
 
+# A decoder layer's tensor: not one of the multi-token predictor `mtp`, nor of the vision part.
+_LAYER = re.compile(r"^(?:model\.|language_model\.)*layers\.(\d+)\.")
+_NORM = re.compile(r"^(?:model\.|language_model\.)*norm\.")
+_HEAD = re.compile(r"^(?:model\.|language_model\.)*lm_head\.")
+_EMBEDDING = re.compile(r"^(?:model\.|language_model\.)*embed_tokens\.")
+
+
 def fingerprint(folder: Path, config: dict[str, Any]) -> bytes:
     """32 bytes over the architecture and, for each tensor, its name, dtype, shape, first and last bytes."""
+    return _digest(folder, config, lambda name: True)
+
+
+def layers_fingerprint(folder: Path, config: dict[str, Any], first: int, stop: int, head: bool) -> bytes:
+    """`fingerprint`, but of layers [first, stop) alone and, with `head`, of the final norm and the output head.
+
+    So a folder with only these tensors has the same. A model without an output head uses its embedding as one.
+    """
+
+    def wanted(name: str) -> bool:
+        if layer := _LAYER.match(name):
+            return first <= int(layer[1]) < stop
+        return head and any(pattern.match(name) for pattern in (_NORM, _EMBEDDING if tied else _HEAD))
+
+    tied = bool(config.get("text_config", config).get("tie_word_embeddings", False))
+    return _digest(folder, config, wanted)
+
+
+def _digest(folder: Path, config: dict[str, Any], wanted: Callable[[str], bool]) -> bytes:
     digest = hashlib.sha256()
     architecture = {k: v for k, v in config.items() if k not in _IGNORED}
     digest.update(json.dumps(architecture, sort_keys=True).encode())
     tensors: dict[str, bytes] = {}
     for path in folder.glob("model*.safetensors"):
-        tensors.update(_tensor_digests(path))
+        tensors.update(_tensor_digests(path, wanted))
     for name in sorted(tensors):  # by name, so that the sharding of the files does not matter
         digest.update(name.encode() + b"\0" + tensors[name])
     return digest.digest()
@@ -65,14 +93,14 @@ def rows_fingerprint(model: bytes, geometry: Geometry, engine: str, ubatch_token
     return hashlib.sha256(model + repr(computed_by).encode()).digest()
 
 
-def _tensor_digests(path: Path) -> dict[str, bytes]:
+def _tensor_digests(path: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
     digests = {}
     with path.open("rb") as file:
         (header_len,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(header_len))
         base = 8 + header_len
         for name, info in header.items():
-            if name == "__metadata__":
+            if name == "__metadata__" or not wanted(name):
                 continue
             start, end = info["data_offsets"]
             digest = hashlib.sha256(f"{info['dtype']}{info['shape']}".encode())

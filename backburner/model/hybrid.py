@@ -25,8 +25,43 @@ class HybridModel:
         self.attention_layers = tuple(i for i, layer in enumerate(self.layers) if not layer.is_linear)
         for i in self.attention_layers:
             self.layers[i].self_attn.__class__ = PagedAttention
+        self.kept_layers = range(len(self.layers))
+        # Noted while all layers are there: `keep_layers` may leave none that could tell.
+        attention = self.layers[self.attention_layers[0]].self_attn
+        self._attention_shape = (
+            attention.num_attention_heads,
+            attention.num_key_value_heads,
+            attention.head_dim,
+            float(attention.scale),
+        )
+        recurrent = next(layer for layer in self.layers if layer.is_linear).linear_attn
+        self.conv_shape = (1, recurrent.conv_kernel_size - 1, recurrent.conv_dim)
+        self.recurrent_shape = (1, recurrent.num_v_heads, recurrent.head_v_dim, recurrent.head_k_dim)
         self.dtype: mx.Dtype = self._body.norm.weight.dtype
         self.max_position_embeddings = int(config.get("max_position_embeddings", 32768))
+
+    def keep_layers(self, first: int, stop: int, head: bool) -> None:
+        """Drops all but layers [first, stop), and but the final norm and output head if `head`.
+
+        Before the weights are evaluated: what is dropped is then never read. Layers keep their numbers. The embedding
+        stays where it is needed: before layer 0, and as the head of a model that has no other.
+        """
+        for i in range(len(self.layers)):
+            if not first <= i < stop:
+                self.layers[i] = self._body.layers[i] = None
+        tied = "lm_head" not in self._head
+        if first > 0 and not (head and tied):
+            self._body.embed_tokens = None
+        if not head:
+            self._body.norm = None
+            if not tied:
+                self._head.lm_head = None
+        self.kept_layers = range(first, stop)
+
+    @property
+    def hidden_size(self) -> int:
+        """Of a residual's rows."""
+        return int(self._head.args.hidden_size)
 
     @property
     def vocab_size(self) -> int:
@@ -34,15 +69,9 @@ class HybridModel:
 
     def geometry(self, page_tokens: int) -> Geometry:
         """The shape of every attention layer's pages."""
-        attention = self.layers[self.attention_layers[0]].self_attn
-        return Geometry(
-            q_heads=attention.num_attention_heads,
-            kv_heads=attention.num_key_value_heads,
-            head_dim=attention.head_dim,
-            page_tokens=page_tokens,
-            dtype=str(self.dtype).removeprefix("mlx.core."),
-            scale=float(attention.scale),
-        )
+        q_heads, kv_heads, head_dim, scale = self._attention_shape
+        dtype = str(self.dtype).removeprefix("mlx.core.")
+        return Geometry(q_heads, kv_heads, head_dim, page_tokens, dtype, scale)
 
     def new_state(self) -> ArraysCache:
         """The empty state of one recurrent layer."""

@@ -159,8 +159,19 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
     return {f: generation[f] for f in fields if isinstance(generation.get(f), int | float)}
 
 
-def load(name: str, folder: Path, on_progress: LoadProgress | None = None) -> LoadedModel:
-    """Loads the weights. Call it on the thread that will run the model: MLX graphs stay on theirs.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Layers [first, stop) of a model, with the final norm and the output head or without."""
+
+    first: int
+    stop: int
+    head: bool
+
+
+def load(
+    name: str, folder: Path, on_progress: LoadProgress | None = None, part: Part | None = None
+) -> LoadedModel:
+    """Loads the weights, of a `part` or all. Call it on the thread that will run the model: MLX graphs stay on theirs.
 
     Raises ModelError.
     """
@@ -172,9 +183,12 @@ def load(name: str, folder: Path, on_progress: LoadProgress | None = None) -> Lo
         raise ModelError(f"{folder}: the weights do not load: {e}") from e
     notes = prepare_for_cpu(raw) if runs_on_cpu() else ()
     model = HybridModel(raw, text_config(config), fingerprint(folder, config))
-    for i, layer in enumerate(model.layers):
-        mx.eval(layer.parameters())
+    if part is not None:
+        # After `prepare_for_cpu`, which decides by the whole model's size: so all parts of it get the same form.
+        model.keep_layers(part.first, part.stop, part.head)
+    for done, i in enumerate(model.kept_layers, 1):
+        mx.eval(model.layers[i].parameters())
         if on_progress:
-            on_progress(i + 1, len(model.layers))
+            on_progress(done, len(model.kept_layers))
     mx.eval(raw.parameters())
     return LoadedModel(model, name, notes)

@@ -35,14 +35,16 @@ class LoopbackWorker:
         log_level: str = "warning",
         slowdown: float = 1.0,
         wrap: Callable[[Channel], Channel] | None = None,
+        model: str | None = None,
     ) -> None:
-        """`wrap` may put another channel around the one to the worker, to shape it."""
+        """`wrap` may put another channel around the one to the worker, to shape it. `model`: the worker's --model."""
         self._command = [
             # -P: `-m` alone looks for every module in the current folder first, whatever lies there.
             *(sys.executable, "-P", "-m", "backburner", "worker"),
             *("--listen", "127.0.0.1:0", "--exit-with-parent"),
             *("--memory", str(memory_bytes), "--log-level", log_level, "--name", "loopback"),
             *("--slowdown", repr(slowdown)),
+            *(() if model is None else ("--model", model)),
         ]
         self._wrap = wrap
         self._engine = "auto"

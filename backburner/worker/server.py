@@ -4,7 +4,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ from backburner.errors import (
     LinkClosed,
     LinkTimeout,
     Mismatch,
+    NoModel,
     RemoteError,
     TransportError,
     WorkerBusy,
@@ -29,6 +32,9 @@ from backburner.transport.peer import Peer
 from backburner.transport.tcp import Listener
 from backburner.worker.store import PageStore
 from backburner.worker.throttle import Throttle
+
+if TYPE_CHECKING:
+    from backburner.worker.tail import Tail
 
 log = logging.getLogger("backburner.worker")
 
@@ -50,18 +56,30 @@ ACCEPT_PAUSE_S = 0.2
 # How long the end waits for the request that is being answered; the slowest takes about a second.
 STOP_DEADLINE_S = 5.0
 
+# What a worker with a model answers on the tail's own thread.
+TAIL_REQUESTS = (m.TailOpen, m.TailRewind, m.PutRows, m.PutState, m.TailChunk, m.GetState, m.NamePages)
+
 
 class Session:
     """One host's requests, in order. It knows the host's geometry; the pages outlive it."""
 
     def __init__(
-        self, peer: Peer, store: PageStore, engine: AttentionEngine, name: str, engines: tuple[str, ...]
+        self,
+        peer: Peer,
+        store: PageStore,
+        engine: AttentionEngine,
+        name: str,
+        engines: tuple[str, ...],
+        tail: "Tail | None",
+        throttle: AbstractContextManager[object],
     ) -> None:
         self._peer = peer
         self._store = store
         self._engine = engine
         self._name = name
         self._engines = engines
+        self._tail = tail
+        self._throttle = throttle
         self._geometry: Geometry | None = None
         self._layers: tuple[int, ...] = ()
         self._attends = 0
@@ -94,6 +112,9 @@ class Session:
         while True:
             tag, request = self._peer.receive(IDLE_DEADLINE_S)
             try:
+                if isinstance(request, TAIL_REQUESTS):
+                    self._pass_on(tag, request)
+                    continue
                 reply = self._answer(request)
             except RemoteError as e:
                 log.debug("refused %s: %s", type(request).__name__, e)
@@ -103,6 +124,12 @@ class Session:
                 self._peer.reply_error(tag, RemoteError.code, f"{type(e).__name__}: {e}")
             else:
                 self._peer.reply(tag, reply)
+
+    def _pass_on(self, tag: int, request: m.Message) -> None:
+        """To the tail, which replies by itself."""
+        if self._tail is None:
+            raise NoModel(f"the worker {self._name} has no model: start it with --model, the host's.")
+        self._tail.submit(self._peer, tag, self.geometry, request)
 
     def _answer(self, request: m.Message) -> m.Message:
         answer = self._answers.get(type(request))
@@ -141,7 +168,7 @@ class Session:
             free_bytes=self._store.free_bytes,
             held_pages=self._store.complete_pages(),
             pairing="none",
-            layers=0,
+            layers=self._tail.layers if self._tail else 0,
         )
 
     @property
@@ -199,7 +226,8 @@ class Session:
         q = widen(self._checked_rows(request.q, g.q_heads))
         layer = self._checked_layer(request.layer)
         pages = self._store.bound_pages(request.sequence, layer, request.first, request.count, g)
-        partial = attend_folded(self._engine, g, q, pages)
+        with self._throttle:
+            partial = attend_folded(self._engine, g, q, pages)
         self._attends += 1
         self._attend_s += time.perf_counter() - start
         return m.PartialReply(partial.o, partial.lse)
@@ -227,13 +255,16 @@ class WorkerServer:
         name: str,
         engines: tuple[str, ...],
         throttle: Throttle | None = None,
+        model: tuple[str, Path] | None = None,
     ) -> None:
-        self.throttle = throttle
+        """model: name and folder of the one whose layers this worker runs for hosts that ask. Raises ModelError."""
+        self.throttle: AbstractContextManager[object] = throttle or nullcontext()
         self._listener = listener
         self._engine = engine
         self._name = name
         self._engines = engines
         self.store = PageStore(engine, memory_bytes)
+        self._tail = None if model is None else self._make_tail(*model)
         self._serving: Peer | None = None
         self._session: threading.Thread | None = None
         self._lock = threading.RLock()  # `close` runs in a signal handler, maybe on top of `serve_forever`
@@ -251,6 +282,14 @@ class WorkerServer:
             self.close()
             if self._session is not None:  # the process must not end before what it leaves is freed
                 self._session.join(STOP_DEADLINE_S)
+            if self._tail is not None:
+                self._tail.close(STOP_DEADLINE_S)
+
+    def _make_tail(self, name: str, folder: Path) -> "Tail":
+        # Only here: a worker that runs no layers needs no MLX.
+        from backburner.worker.tail import Tail
+
+        return Tail(name, folder, self.store, self._engine, self.throttle)
 
     def _accept_hosts(self) -> None:
         while not self._closing.is_set():
@@ -287,7 +326,9 @@ class WorkerServer:
 
     def _serve(self, peer: Peer, channel: Channel) -> None:
         try:
-            Session(peer, self.store, self._engine, self._name, self._engines).run()
+            Session(
+                peer, self.store, self._engine, self._name, self._engines, self._tail, self.throttle
+            ).run()
         except TransportError as e:
             log.info("the host at %s left: %s", channel.peer, e)
         except RemoteError as e:
@@ -296,6 +337,8 @@ class WorkerServer:
             log.exception("serving %s failed", channel.peer)
         finally:
             peer.close()
+            if self._tail is not None:
+                self._tail.forget_host(peer)
             self.store.release_all()
             self._engine.leave_thread()
             with self._lock:

@@ -1,8 +1,10 @@
 """The worker's pages, by (content key, layer), within a memory budget."""
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from functools import wraps
+from threading import RLock
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy.typing as npt
 
@@ -11,9 +13,24 @@ from backburner.errors import BadRequest, OutOfBudget, UnknownPage
 
 Name = tuple[bytes, int]  # (key, layer)
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _locked(method: Callable[Concatenate["PageStore", P], R]) -> Callable[Concatenate["PageStore", P], R]:
+    @wraps(method)
+    def locked(store: "PageStore", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with store._lock:
+            return method(store, *args, **kwargs)
+
+    return locked
+
 
 class PageStore:
     """Pages, complete or growing. What no sequence is bound to stays as a cache; the least recently used gives way.
+
+    Two threads use it: the session's, and the tail's, whose own pages count against the same budget. Complete pages
+    never change, so whoever was given some computes with them outside the lock.
 
     Pages of several geometries may lie side by side, from hosts that came one after another. Who asks for a page says
     its geometry: stored with another one, it does not count.
@@ -25,7 +42,10 @@ class PageStore:
         self.used_bytes = 0
         self._pages: OrderedDict[Name, tuple[Any, Geometry]] = OrderedDict()  # least recently used first
         self._bound: dict[int, tuple[bytes, ...]] = {}
+        self._pins: Counter[Name] = Counter()  # of pages that a tail uses
+        self._lock = RLock()
 
+    @_locked
     def __len__(self) -> int:
         return len(self._pages)
 
@@ -35,14 +55,17 @@ class PageStore:
 
     @property
     def free_bytes(self) -> int:
-        """What a new sequence could use: free memory and all pages that nothing is bound to."""
-        bound = self._bound_keys()
-        idle = sum(self._engine.page_bytes(g) for (key, _), (_, g) in self._pages.items() if key not in bound)
-        return self.memory_bytes - self.used_bytes + idle
+        """What a new sequence could use: free memory and all pages that nobody uses."""
+        with self._lock:
+            used = self._used()
+            idle = sum(self._engine.page_bytes(g) for name, (_, g) in self._pages.items() if not used(name))
+            return self.memory_bytes - self.used_bytes + idle
 
+    @_locked
     def complete_pages(self) -> int:
         return sum(page.filled == geometry.page_tokens for page, geometry in self._pages.values())
 
+    @_locked
     def has(self, key: bytes, layer: int, geometry: Geometry) -> bool:
         """Whether the page is complete. Asking counts as a use: the host is about to bind it."""
         page = self._find(key, layer, geometry)
@@ -51,6 +74,7 @@ class PageStore:
         self._pages.move_to_end((key, layer))
         return True
 
+    @_locked
     def put(
         self, key: bytes, layer: int, row0: int, k: npt.NDArray[Any], v: npt.NDArray[Any], geometry: Geometry
     ) -> int:
@@ -74,15 +98,15 @@ class PageStore:
                 else f"row {row0} of a page that has not begun"
             )
         if page is None or filled != row0:
-            if name in self._pages:
-                if key in self._bound_keys():
-                    raise BadRequest("this key is bound with another page geometry")
-                self._remove(name)
-            page = self._new_page(name, geometry)
+            self._clear(name)
+            self.reserve(self._engine.page_bytes(geometry), spare=key)
+            page = self._engine.new_page(geometry)
+            self._pages[name] = (page, geometry)
         self._engine.append(page, k, v)
         self._pages.move_to_end(name)
         return int(page.filled)
 
+    @_locked
     def rows(
         self, key: bytes, layer: int, start: int, stop: int, geometry: Geometry
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -92,17 +116,19 @@ class PageStore:
             raise BadRequest(f"rows [{start}, {stop}) of a page that has {page.filled}")
         return self._engine.rows(page, start, stop)
 
+    @_locked
     def drop(self, keys: Sequence[bytes]) -> None:
-        """Frees pages at all layers. Raises BadRequest for a page that a sequence is bound to."""
-        bound = self._bound_keys()
-        if any(key in bound for key in keys):
+        """Frees pages at all layers. Raises BadRequest for a page that a sequence or a tail uses."""
+        used, wanted = self._used(), set(keys)
+        names = [name for name in self._pages if name[0] in wanted]
+        if any(map(used, names)):
             raise BadRequest(
                 "a page that a sequence is bound to cannot be dropped; release the sequence first"
             )
-        wanted = set(keys)
-        for name in [name for name in self._pages if name[0] in wanted]:
+        for name in names:
             self._remove(name)
 
+    @_locked
     def bind(self, sequence: int, keys: Sequence[bytes], layers: Sequence[int], geometry: Geometry) -> None:
         """Sets a sequence's ordered list of pages, complete at all `layers`. Raises UnknownPage and changes nothing."""
         for i, key in enumerate(keys):
@@ -111,15 +137,18 @@ class PageStore:
                     raise UnknownPage(f"page {i} of sequence {sequence} is not complete at layer {layer}")
         self._bound[sequence] = tuple(keys)
 
+    @_locked
     def release(self, sequence: int) -> None:
         self._bound.pop(sequence, None)
 
+    @_locked
     def release_all(self) -> None:
         """The host is gone: its sequences end, its pages stay as a cache, incomplete ones go."""
         self._bound.clear()
         for name in [n for n, (page, geometry) in self._pages.items() if page.filled < geometry.page_tokens]:
             self._remove(name)
 
+    @_locked
     def bound_pages(self, sequence: int, layer: int, first: int, count: int, geometry: Geometry) -> list[Any]:
         """Pages [first, first + count) of a sequence at one layer, in order. Raises UnknownPage, BadRequest."""
         keys = self._bound.get(sequence)
@@ -128,6 +157,55 @@ class PageStore:
         if first + count > len(keys):
             raise BadRequest(f"pages [{first}, {first + count}) of a sequence that is bound to {len(keys)}")
         return [self._get(key, layer, geometry) for key in keys[first : first + count]]
+
+    @_locked
+    def reserve(self, needed: int, spare: bytes | None = None) -> None:
+        """Takes bytes of the budget; idle pages give way, the least recently used first, but none of the key `spare`:
+        that page is arriving at other layers. Raises OutOfBudget."""
+        used = self._used()
+        for name in list(self._pages):
+            if self.used_bytes + needed <= self.memory_bytes:
+                break
+            if name[0] != spare and not used(name):
+                self._remove(name)
+        if self.used_bytes + needed > self.memory_bytes:
+            raise OutOfBudget(
+                f"a page of {needed} bytes does not fit: {self.used_bytes} of {self.memory_bytes} bytes are in use. "
+                "Start the worker with more --memory."
+            )
+        self.used_bytes += needed
+
+    @_locked
+    def unreserve(self, count: int) -> None:
+        """Gives reserved bytes back."""
+        self.used_bytes -= count
+
+    @_locked
+    def adopt(self, key: bytes, layer: int, page: Any, geometry: Geometry) -> Any:
+        """Stores a complete page whose bytes were reserved, and pins it until `unpin`. Returns the page to use.
+
+        That is another one if the page is stored already: equal keys mean equal rows, and `page`'s bytes are given
+        back. Raises BadRequest.
+        """
+        name = (key, layer)
+        stored = self._find(key, layer, geometry)
+        if stored is not None and stored.filled == geometry.page_tokens:
+            self.unreserve(self._engine.page_bytes(geometry))
+            page = stored
+        else:
+            self._clear(name)
+            self._pages[name] = (page, geometry)
+        self._pages.move_to_end(name)
+        self._pins[name] += 1
+        return page
+
+    @_locked
+    def unpin(self, key: bytes, layer: int) -> None:
+        """A tail no longer uses the page: it stays as a cache."""
+        name = (key, layer)
+        self._pins[name] -= 1
+        if not self._pins[name]:
+            del self._pins[name]
 
     def _find(self, key: bytes, layer: int, geometry: Geometry) -> Any | None:
         page, stored = self._pages.get((key, layer), (None, None))
@@ -139,31 +217,17 @@ class PageStore:
             raise UnknownPage(f"page {key.hex()[:12]} is not stored at layer {layer}")
         return page
 
-    def _bound_keys(self) -> set[bytes]:
-        return {key for keys in self._bound.values() for key in keys}
+    def _used(self) -> Callable[[Name], bool]:
+        """Whether a sequence is bound to a page, or a tail uses it."""
+        bound = {key for keys in self._bound.values() for key in keys}
+        return lambda name: name[0] in bound or name in self._pins
 
-    def _new_page(self, name: Name, geometry: Geometry) -> Any:
-        needed = self._engine.page_bytes(geometry)
-        if self.used_bytes + needed > self.memory_bytes:
-            self._make_room(needed, spare=name[0])
-        if self.used_bytes + needed > self.memory_bytes:
-            raise OutOfBudget(
-                f"a page of {needed} bytes does not fit: {self.used_bytes} of {self.memory_bytes} bytes are in use. "
-                "Start the worker with more --memory."
-            )
-        page = self._engine.new_page(geometry)
-        self._pages[name] = (page, geometry)
-        self.used_bytes += needed
-        return page
-
-    def _make_room(self, needed: int, spare: bytes) -> None:
-        """Frees the least recently used idle pages, but none of the page that is arriving at other layers."""
-        bound = self._bound_keys() | {spare}
-        for name in list(self._pages):
-            if self.used_bytes + needed <= self.memory_bytes:
-                return
-            if name[0] not in bound:
-                self._remove(name)
+    def _clear(self, name: Name) -> None:
+        """Removes what stands where a page is to be stored: an incomplete one, or one of another geometry."""
+        if name in self._pages:
+            if self._used()(name):
+                raise BadRequest("this key is bound with another page geometry")
+            self._remove(name)
 
     def _remove(self, name: Name) -> None:
         _, geometry = self._pages.pop(name)
