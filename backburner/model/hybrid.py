@@ -1,6 +1,6 @@
 """A Qwen hybrid model as layers that can be run in ranges, with paged attention in the full-attention ones."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -86,8 +86,35 @@ class HybridModel:
 
         `caches`, by layer: mlx-lm's ArraysCache for a recurrent one, `kv.LayerPages` for attention.
         """
+        walk = self.walk(residual, caches, start, stop)
+        while True:
+            try:
+                next(walk)
+            except StopIteration as end:
+                result: mx.array = end.value
+                return result
+
+    def walk(
+        self, residual: mx.array, caches: Sequence[Any], start: int, stop: int
+    ) -> Generator[None, None, mx.array]:
+        """`run_layers` that yields whenever a question about held pages is on its way, and returns the residual.
+
+        Whoever drives it may let another query block of the same sequence come to the same layer meanwhile.
+        """
         for i in range(start, stop):
-            residual = self.layers[i](residual, None, caches[i])
+            layer = self.layers[i]
+            if layer.is_linear:
+                residual = layer(residual, None, caches[i])
+                continue
+            attention = layer.self_attn.begin(layer.input_layernorm(residual), caches[i])
+            try:
+                if attention.asked:
+                    yield
+                hidden = residual + attention.finish()
+            except BaseException:  # also when the driver gives up
+                attention.abandon()
+                raise
+            residual = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return residual
 
     def logits(self, residual: mx.array) -> mx.array:
