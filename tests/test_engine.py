@@ -16,7 +16,7 @@ from backburner.engine.request import (
     Progress,
     SamplingParams,
 )
-from backburner.engine.scheduler import Decode, Prefill, next_step
+from backburner.engine.scheduler import UBATCH_TOKENS, Decode, Prefill, next_step
 from backburner.errors import BackburnerError, ContextExceeded, EngineDead, LinkClosed, ModelError
 from tests.host import chat, host, tokenizer
 
@@ -45,6 +45,8 @@ class ScriptedRunner:
     answer: int = 5
     ctx_size: int = 1000
     model_name: str = "scripted"
+    kept: int = 0  # leading prompt tokens that need no reading
+    ubatches: int = 1  # in a step
     fault_at: dict[str, BaseException] = field(default_factory=dict)
     gate: threading.Event | None = None
     entered: threading.Event = field(default_factory=threading.Event)
@@ -66,6 +68,12 @@ class ScriptedRunner:
 
     def text(self, request):
         return Text(request.stop[0] if request.stop else None)
+
+    def read_from(self, state):
+        return min(self.kept, state["prompt"] - 1)
+
+    def step_tokens(self, state):
+        return self.ubatches * UBATCH_TOKENS
 
     def prefill(self, state, start, stop):
         self._step(f"prefill {start}-{stop}")
@@ -143,7 +151,7 @@ def test_a_read_goes_in_ubatches_with_the_same_boundaries() -> None:
         steps.append((step.start, step.stop))
         read = step.stop
     assert steps == [(0, 256), (256, 512), (512, 600)]
-    assert next_step(600, 600) == Decode()
+    assert next_step(600, 600, 256) == Decode()
 
 
 def test_events_come_in_order_and_end_once(started) -> None:
@@ -155,6 +163,17 @@ def test_events_come_in_order_and_end_once(started) -> None:
     assert got.tokens == [1, 2, 3, 4, 5, END]
     assert len(runner.threads) == 1
     assert threading.get_ident() not in runner.threads
+
+
+def test_what_a_conversation_has_read_before_is_reported_and_not_read_again(started) -> None:
+    runner, got = ScriptedRunner(kept=256, ubatches=2), Collector()
+    started(runner).submit(request(prompt=900), got)
+    assert got.result() == Finished("stop", 900, 6, cached_tokens=256)
+    assert [line for line in runner.log if line.startswith("prefill")] == [
+        "prefill 256-768",
+        "prefill 768-900",
+    ]
+    assert [e for e in got.events if isinstance(e, Progress)] == [Progress(768, 900), Progress(900, 900)]
 
 
 def test_length_stop_string_and_ignored_end(started) -> None:

@@ -19,7 +19,9 @@ ALLOWED: dict[str, set[str]] = {
     "transport": BASE | {"native"},
     "kv": BASE | {"attention", "transport"},
     "model": BASE | {"kv", "attention", "transport", "native"},
-    "engine": BASE | {"model", "kv", "attention", "transport", "native"},
+    # Pure arithmetic over measured figures: whoever asks it passes them in.
+    "planner": {"errors", "config"},
+    "engine": BASE | {"model", "kv", "attention", "transport", "native", "planner"},
     "worker": BASE | {"model", "kv", "attention", "transport", "native"},
     "api": BASE | {"engine", "model"},
     "terminal": {"errors", "config"},

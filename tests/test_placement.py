@@ -8,8 +8,10 @@ import pytest
 
 from backburner.attention.select import make_engine
 from backburner.engine.request import GenerationRequest
+from backburner.engine.runner import ModelRunner
 from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.errors import HostFull, WorkerLost
+from backburner.kv.mover import PageMover
 from backburner.model import load as load_module
 from tests.host import (
     BEST_ENGINE,
@@ -31,6 +33,12 @@ def memory_of_two_pages() -> int:
     """Room for two pages of all attention layers, and for one layer's third."""
     layers = len(tiny().model.attention_layers)
     return (2 * layers + 1) * make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(64))
+
+
+def mover_of(runner: ModelRunner) -> PageMover:
+    connection = runner.workers[0].connection
+    assert connection is not None
+    return connection.mover
 
 
 @pytest.fixture(scope="module")
@@ -83,16 +91,15 @@ def test_page_size_changes_no_token(alone) -> None:
 def test_a_second_conversation_finds_the_pages_of_the_first(alone) -> None:
     with serving() as server, host(lambda: link_to(server)) as runner:
         first, _ = generate(runner, long_prompt(), TOKENS)
-        worker = runner._worker
-        assert worker is not None
-        sent = worker._mover.moved_pages
+        mover = mover_of(runner)
+        sent = mover.moved_pages
         second, logits = generate(runner, long_prompt(), TOKENS)
         # What whole ubatches have read is shared; the other pages are each conversation's own.
         shared = (
             len(long_prompt()) // UBATCH_TOKENS * UBATCH_TOKENS // 64 * len(tiny().model.attention_layers)
         )
-        assert worker._mover.found_pages == shared > 0
-        assert worker._mover.moved_pages == 2 * sent - shared
+        assert mover.found_pages == shared > 0
+        assert mover.moved_pages == 2 * sent - shared
     assert first == second == alone[0]
     assert all(np.array_equal(a, b) for a, b in zip(logits, alone[1], strict=True))
 
@@ -107,15 +114,12 @@ def test_a_second_turn_has_the_bits_that_it_would_have_alone(engine: str) -> Non
         _, logits_alone = generate(runner, second, 8)
     with serving(engine=engine) as server, host(lambda: link_to(server), engine=engine) as runner:
         generate(runner, first, 150)
-        worker = runner._worker
-        assert worker is not None
-        sent = worker._mover.moved_pages
+        mover = mover_of(runner)
+        sent = mover.moved_pages
         _, logits, state = generate_with_state(runner, second, 8)
         assert state.table.held * 64 > len(first)
-        assert worker._mover.found_pages >= len(state.table.layers), (
-            "the whole ubatches of the first turn are shared"
-        )
-        assert worker._mover.moved_pages > sent
+        assert mover.found_pages >= len(state.table.layers), "the whole ubatches of the first turn are shared"
+        assert mover.moved_pages > sent
     assert all(np.array_equal(a, b) for a, b in zip(logits, logits_alone, strict=True))
 
 
@@ -124,12 +128,11 @@ def test_a_page_of_another_engine_is_not_taken_for_ours() -> None:
         for engine in ("numpy", BEST_ENGINE):
             with host(lambda: link_to(server), engine=engine) as runner:
                 generate(runner, long_prompt(), 2)
-                assert runner._worker is not None
-                assert runner._worker._mover.found_pages == 0
+                assert mover_of(runner).found_pages == 0
             until(lambda: server._serving is None)
 
 
-def test_a_partial_of_another_shape_is_refused(monkeypatch) -> None:
+def test_a_partial_of_another_shape_is_refused(alone, monkeypatch, caplog, tmp_path) -> None:
     from backburner.transport import messages as m
     from backburner.worker.server import Session
 
@@ -141,16 +144,24 @@ def test_a_partial_of_another_shape_is_refused(monkeypatch) -> None:
             *(x[:, :1] for x in (attend(self, request).o, attend(self, request).lse))
         ),
     )
-    with (
-        serving() as server,
-        host(lambda: link_to(server)) as runner,
-        pytest.raises(WorkerLost, match="a partial of shape"),
-    ):
-        generate(runner, long_prompt(), 1)
+    with serving() as server:
+        with host(lambda: link_to(server)) as runner, pytest.raises(WorkerLost):
+            generate(runner, long_prompt(), 1)
+        assert "a partial of shape" in caplog.text
+        until(lambda: server._serving is None)
+        with host(lambda: link_to(server), spill_folder=tmp_path) as runner:
+            tokens, logits = generate(runner, long_prompt(), 2)
+            assert tokens == alone[0][:2]
+            assert all(np.array_equal(a, b) for a, b in zip(logits, alone[1], strict=False))
 
 
 def test_a_worker_that_is_full_leaves_pages_on_the_host(alone, caplog) -> None:
-    with serving(memory_bytes=memory_of_two_pages()) as server, host(lambda: link_to(server)) as runner:
+    with (
+        serving(memory_bytes=memory_of_two_pages()) as server,
+        host(
+            lambda: link_to(server), sessions=1
+        ) as runner,  # kept, so that its holder can be asked afterwards
+    ):
         tokens, logits, state = generate_with_state(runner, long_prompt(), TOKENS)
         assert state.table.held == 2
         assert state.held is not None
@@ -160,7 +171,7 @@ def test_a_worker_that_is_full_leaves_pages_on_the_host(alone, caplog) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(logits, alone[1], strict=True))
 
 
-def test_a_host_whose_memory_is_full_says_so_instead_of_dying(monkeypatch) -> None:
+def test_a_host_whose_memory_is_full_says_so_instead_of_dying() -> None:
     with (
         serving(memory_bytes=memory_of_two_pages()) as server,
         host(lambda: link_to(server), host_tokens=300) as runner,
@@ -171,7 +182,10 @@ def test_a_host_whose_memory_is_full_says_so_instead_of_dying(monkeypatch) -> No
     ):
         generate(runner, long_prompt(), 1)
     with serving() as server, host(lambda: link_to(server), host_tokens=300) as runner:
-        monkeypatch.setattr(runner._worker, "new_sequence", lambda: None)
+        server.close()
+        connection = runner.workers[0].connection
+        assert connection is not None
+        connection.link.close()
         with pytest.raises(HostFull, match="the worker is away"):
             runner.start(GenerationRequest("too long to read alone", tuple(long_prompt()), 1))
 
