@@ -351,6 +351,7 @@ def test_what_does_not_fit_the_model_is_refused_and_changes_nothing(link: Link) 
         m.TailOpen(1, 4, 9, False, b"", UBATCH, ()),
         m.TailOpen(1, 4, 4, False, b"", UBATCH, ()),
         m.TailOpen(1, 4, 6, True, b"", UBATCH, ()),
+        m.TailOpen(1, 4, 8, True, fingerprint(4), 2**31 - 1, ()),
     ):
         with pytest.raises(BadRequest):
             link.exchange(wrong)

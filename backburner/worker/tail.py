@@ -30,6 +30,9 @@ log = logging.getLogger("backburner.worker")
 # One conversation and the one before it: a host that answers two in turn finds both again.
 MIRRORS_MAX = 2
 
+# Longer ones help nobody: at 256 rows the matrix products are as fast as they get.
+UBATCH_TOKENS_MAX = 8192
+
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
@@ -156,6 +159,8 @@ class Tail:
     def _open(self, caller: _Caller, request: m.TailOpen) -> m.TailOpened:
         part = Part(request.first_layer, request.stop_layer, request.head)
         self._check_part(part)
+        if request.ubatch_tokens > UBATCH_TOKENS_MAX:
+            raise BadRequest(f"ubatches of {request.ubatch_tokens} tokens; {UBATCH_TOKENS_MAX} is the most")
         fingerprint = self._fingerprint(part)
         if request.fingerprint != fingerprint:
             raise Mismatch(
