@@ -138,7 +138,9 @@ def serve(
     c.check_pages(window_tokens, page_tokens)
     # All that can be wrong with the flags is found before a model is looked for, which may mean a long download.
     _check_engine(engine)
-    workers = _workers(devices, worker_memory, log_level)
+    # A loopback worker runs layers, too, where that costs little or was asked for: it has the weights a second time.
+    worker_model = (model or "tiny") if model is None or seam else None
+    workers = _workers(devices, worker_memory, log_level, worker_model)
     loopbacks = [one.loopback for one in workers if one.loopback is not None]
     from backburner.api.server import bind, url_of
     from backburner.transport.tcp import require_loopback
@@ -251,8 +253,8 @@ class _Worker:
     loopback: "LoopbackWorker | None"
 
 
-def _workers(devices: Sequence[c.Device], memory: str, log_level: str) -> list[_Worker]:
-    """One for each --device, in their order; none for `none`."""
+def _workers(devices: Sequence[c.Device], memory: str, log_level: str, model: str | None) -> list[_Worker]:
+    """One for each --device, in their order; none for `none`. model: for those on this machine to run layers of."""
     if any(device.kind == "none" for device in devices):
         if len(devices) > 1:
             raise ConfigError("--device none means no worker at all; leave it out, or leave out the others.")
@@ -261,7 +263,7 @@ def _workers(devices: Sequence[c.Device], memory: str, log_level: str) -> list[_
     addresses = set()
     for device in devices:
         if device.kind == "loopback":
-            workers.append(_loopback_worker(device, memory, log_level))
+            workers.append(_loopback_worker(device, memory, log_level, model))
             continue
         from backburner.transport.tcp import require_loopback
 
@@ -275,10 +277,10 @@ def _workers(devices: Sequence[c.Device], memory: str, log_level: str) -> list[_
     return workers
 
 
-def _loopback_worker(device: c.Device, memory: str, log_level: str) -> _Worker:
+def _loopback_worker(device: c.Device, memory: str, log_level: str, model: str | None) -> _Worker:
     from backburner.worker.loopback import LoopbackWorker
 
-    loopback = LoopbackWorker(c.parse_bytes(memory), log_level, wrap=_shaper(device.shape))
+    loopback = LoopbackWorker(c.parse_bytes(memory), log_level, wrap=_shaper(device.shape), model=model)
     return _Worker(device, lambda engine: (loopback.connector(engine.name), str(device)), loopback)
 
 

@@ -40,6 +40,7 @@ def health(api: Api) -> JSONResponse:
         "ctx_size": api.effective_ctx_size(),
         "queue": {"running": status.running, "waiting": status.waiting},
         "worker": None if status.worker is None else asdict(status.worker),
+        "workers": [asdict(worker) for worker in status.workers],
     }
     if not status.alive:
         body["error"] = status.error or "the engine has stopped"

@@ -12,6 +12,47 @@ from backburner.attention.engine import F32, AttentionEngine, Geometry, Partial
 GROUP_BYTES = 128 * 2**20
 
 
+class AttentionAhead:
+    """Attention over pages whose fold with those before them comes later: the first group is computed at once."""
+
+    def __init__(
+        self,
+        engine: AttentionEngine,
+        geometry: Geometry,
+        q: F32,
+        pages: Sequence[Any],
+        first_visible: Sequence[int] | None = None,
+    ) -> None:
+        check_attend(geometry, q, pages, first_visible)
+        self._engine = engine
+        self._geometry = geometry
+        self._q = q
+        self._pages = pages
+        self._first_visible = first_visible
+        # A partial is as large as its query block in fp32.
+        self._size = max(1, GROUP_BYTES // max(1, q.nbytes))
+        self._partials = self._group(0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the query: [q_heads, T, head_dim]."""
+        return self._q.shape
+
+    def _group(self, start: int) -> list[Partial]:
+        stop = start + self._size
+        edges = None if self._first_visible is None else self._first_visible[start:stop]
+        return self._engine.attend(self._geometry, self._q, self._pages[start:stop], edges)
+
+    def fold(self, before: Partial | None) -> Partial:
+        """engine.fold([before, *engine.attend(geometry, q, pages, first_visible)]), bit for bit. Once only."""
+        partials, self._partials = self._partials, []
+        folded = self._engine.fold(partials if before is None else [before, *partials])
+        del partials  # before the next group takes as much again
+        for start in range(self._size, len(self._pages), self._size):
+            folded = self._engine.fold([folded, *self._group(start)])
+        return folded
+
+
 def attend_folded(
     engine: AttentionEngine,
     geometry: Geometry,
@@ -20,24 +61,10 @@ def attend_folded(
     first_visible: Sequence[int] | None = None,
     before: Callable[[], Partial] | None = None,
 ) -> Partial:
-    """engine.fold([before(), *engine.attend(geometry, q, pages, first_visible)]), bit for bit, in bounded memory.
+    """The fold of `before()` and the partials of all pages, in bounded memory.
 
     `before` gives the fold of the pages that lie before these, from whoever holds them. It is called once, when the
     first group of pages has been attended to, so that waiting and computing overlap.
     """
-    check_attend(geometry, q, pages, first_visible)
-    size = max(1, GROUP_BYTES // max(1, q.nbytes))  # a partial is as large as its query block in fp32
-
-    def group(start: int) -> list[Partial]:
-        stop = start + size
-        edges = None if first_visible is None else first_visible[start:stop]
-        return engine.attend(geometry, q, pages[start:stop], edges)
-
-    partials = group(0)
-    if before is not None:
-        partials.insert(0, before())
-    folded = engine.fold(partials)
-    del partials  # before the next group takes as much again
-    for start in range(size, len(pages), size):
-        folded = engine.fold([folded, *group(start)])
-    return folded
+    ahead = AttentionAhead(engine, geometry, q, pages, first_visible)
+    return ahead.fold(before() if before is not None else None)

@@ -73,7 +73,7 @@ class Runner(Protocol[S]):
         """Gives up what the request held. Never raises."""
         ...
 
-    def worker_status(self) -> WorkerStatus | None:
+    def worker_statuses(self) -> tuple[WorkerStatus, ...]:
         """Safe from any thread."""
         ...
 
@@ -140,6 +140,7 @@ class Engine(Generic[S]):
 
     def status(self) -> EngineStatus:
         runner = self._runner
+        statuses = runner.worker_statuses() if runner else ()
         alive = runner is not None and self._error is None and not self._closing and self._thread.is_alive()
         return EngineStatus(
             alive=alive,
@@ -147,7 +148,8 @@ class Engine(Generic[S]):
             ctx_size=runner.ctx_size if runner else 0,
             running=1 if self._running else 0,
             waiting=len(self._queue),
-            worker=runner.worker_status() if runner else None,
+            worker=statuses[0] if statuses else None,
+            workers=statuses,
             error=None if alive else self._death(),
         )
 

@@ -86,6 +86,8 @@ class WorkerStatus:
     rtt_us: float
     bytes_per_s: float
     error: str | None = None
+    reconnects: int = 0
+    layers: tuple[int, int] | None = None  # [first, stop) that it ran in the last split read
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,9 @@ class EngineStatus:
     ctx_size: int
     running: int
     waiting: int
-    worker: WorkerStatus | None
+    worker: WorkerStatus | None  # the first of `workers`
     error: str | None = None
+    workers: tuple[WorkerStatus, ...] = ()
 
 
 class Handle(Protocol):

@@ -154,10 +154,6 @@ class ModelRunner:
         else:
             self.sessions.put(state)
 
-    def worker_status(self) -> WorkerStatus | None:
-        statuses = self.worker_statuses()
-        return statuses[0] if statuses else None
-
     def worker_statuses(self) -> tuple[WorkerStatus, ...]:
         return tuple(worker.status() for worker in self.workers)
 

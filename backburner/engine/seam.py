@@ -10,7 +10,7 @@ from backburner.engine.sequence import Sequence
 from backburner.engine.tail import Stage, TailRead, bring_up
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import BackburnerError, RemoteError
-from backburner.kv.held import PageConnection
+from backburner.kv.held import MirroredPages, PageConnection
 from backburner.model.hybrid import HybridModel
 from backburner.planner.seam import Speeds, best_seam
 
@@ -100,9 +100,14 @@ class SeamChooser:
             log.warning("this read is not split: %s", e)
             return None
         self.seam = self._last_seam = stages[0].first
+        for worker in self._workers:
+            ranges = [(s.first, s.stop) for s in stages if s.connection is worker.connection]
+            worker.tail_layers = ranges[0] if ranges else None
         if state.held is not None:
             index = next(i for i, t in self._tails.items() if t.connection is stages[0].connection)
-            state.held.mirror = (index, stages[0].sequence) if len(stages) == 1 else None
+            pages = last_start // state.table.geometry.page_tokens
+            one = len(stages) == 1  # of a chain no stage has all tail layers
+            state.held.mirror = MirroredPages(index, stages[0].sequence, pages) if one else None
         return TailRead(self._model, state, stages, start, last_start)
 
     def _tail(self, worker: int) -> _Tail | None:

@@ -101,6 +101,9 @@ class WorkerLink:
         self._error: str | None = None  # of the last attempt to reach it
         self.reconnects = 0
         self.held_pages = 0  # (page, layer) pairs that the running or last sequence has given away
+        self.tail_layers: tuple[int, int] | None = (
+            None  # [first, stop) that it runs in the running or last split read
+        )
         self._current = self._open(None)
 
     def _open(self, greeting_s: float | None) -> PageConnection:
@@ -218,6 +221,8 @@ class WorkerLink:
             rtt_us=self.speed.rtt_us,
             bytes_per_s=self.speed.bytes_per_s,
             error=lost,
+            reconnects=self.reconnects,
+            layers=self.tail_layers,
         )
 
     def close(self) -> None:

@@ -20,7 +20,16 @@ from backburner.kv.residency import Residency
 from backburner.kv.spill import Spill
 from backburner.transport.clock import ReplyClock
 from backburner.transport.link import Link
-from backburner.transport.messages import Attend, AttendAhead, Bind, FoldOnto, GetPage, Message, PartialReply
+from backburner.transport.messages import (
+    Attend,
+    AttendAhead,
+    Bind,
+    FoldOnto,
+    GetPage,
+    Message,
+    NamePages,
+    PartialReply,
+)
 
 log = logging.getLogger("backburner.kv")
 
@@ -93,6 +102,15 @@ class _Share:
         return self.alive and self.moves.refused is None and not self.broken
 
 
+@dataclass(frozen=True, slots=True)
+class MirroredPages:
+    """Leading pages that a worker's tail has at its layers, because it computed them in a split read."""
+
+    worker: int
+    sequence: int  # the tail's number
+    pages: int
+
+
 @dataclass(slots=True)
 class _Segment:
     """Consecutive pages that one holder answers for: a worker's share, or (None) the spill."""
@@ -135,9 +153,7 @@ class HeldPages:
         self._plan: list[int | None] = []  # by page: its worker, None: the spill alone
         self._slots: list[int] = []  # by offered page: where it stands in its worker's list
         self._keys: list[bytes] = []  # of offered pages
-        self.mirror: tuple[int, int] | None = (
-            None  # worker, sequence: whose mirror has tail layers' pages already
-        )
+        self.mirror: MirroredPages | None = None
 
     @property
     def refused(self) -> str | None:
@@ -261,8 +277,15 @@ class HeldPages:
             else:
                 self._slots.append(len(share.pages))
                 share.pages.append(page)
-                share.moves.mirror = self.mirror[1] if self.mirror and self.mirror[0] == worker else None
-                share.connection.mover.offer(share.moves, table.keys[page], layers)
+                names = self._names(worker, page)
+                share.connection.mover.offer(share.moves, table.keys[page], layers, names)
+
+    def _names(self, worker: int | None, page: int) -> NamePages | None:
+        """What makes a page's tail layers, which the worker computed itself, pages of its store: born held."""
+        mirror = self.mirror
+        if mirror is None or mirror.worker != worker or page >= mirror.pages:
+            return None
+        return NamePages(mirror.sequence, tuple(self._keys[: page + 1]))
 
     def _extend_plan(self, pages: int) -> None:
         new = pages - len(self._plan)

@@ -39,7 +39,16 @@ class Moves:
     bound: int = 0  # leading pages that the worker has, complete at all layers, and has bound
     refused: str | None = None  # why the worker takes no more
     ended: bool = False
-    mirror: int | None = None  # the worker's tail that has some layers of these pages already
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What the mover's thread does next: one page of a sequence, or (index None) the end of the sequence."""
+
+    moves: Moves
+    index: int | None
+    layers: Sequence[tuple[int, Any]] = ()
+    names: NamePages | None = None  # for a tail at this worker that has some layers of the page already
 
 
 class PageMover:
@@ -52,7 +61,7 @@ class PageMover:
         self._engine = engine
         self._geometry = geometry
         self._heartbeat_s = heartbeat_s
-        self._jobs: deque[tuple[Moves, int, list[tuple[int, Any]]]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._patient_until = 0.0
@@ -71,12 +80,17 @@ class PageMover:
     def _deadline_s(self) -> float:
         return MOVE_DEADLINE_S + max(0.0, self._patient_until - time.monotonic())
 
-    def offer(self, moves: Moves, key: bytes, layers: Sequence[tuple[int, Any]]) -> None:
-        """Queues the sequence's next full page: (layer, page) for each attention layer."""
+    def offer(
+        self, moves: Moves, key: bytes, layers: Sequence[tuple[int, Any]], names: NamePages | None = None
+    ) -> None:
+        """Queues the sequence's next full page: (layer, page) for each attention layer.
+
+        names: what to say to the worker first, so that layers which it has made itself need not cross.
+        """
         with self._changed:
             moves.keys.append(key)
             if self.error is None:
-                self._jobs.append((moves, len(moves.keys) - 1, list(layers)))
+                self._jobs.append(_Job(moves, len(moves.keys) - 1, list(layers), names))
             self._changed.notify_all()
 
     def wait_bound(self, moves: Moves, count: int, timeout_s: float) -> bool:
@@ -104,7 +118,7 @@ class PageMover:
         """The sequence has ended: what is still queued is dropped, what was sent stays with the worker as a cache."""
         with self._changed:
             moves.ended = True
-            self._jobs.append((moves, -1, []))
+            self._jobs.append(_Job(moves, None))
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -116,12 +130,12 @@ class PageMover:
     def _main(self) -> None:
         try:
             while (job := self._next()) is not None:
-                moves, index, layers = job
+                moves = job.moves
                 try:
-                    if index < 0:
+                    if job.index is None:
                         self._exchange(Release(moves.sequence))
                     elif not moves.ended and moves.refused is None:
-                        self._move(moves, index, layers)
+                        self._move(moves, job.index, job)
                 except RemoteError as e:
                     self._refuse(moves, e)
                 if not self._jobs:
@@ -136,7 +150,7 @@ class PageMover:
         finally:
             self._engine.leave_thread()
 
-    def _next(self) -> tuple[Moves, int, list[tuple[int, Any]]] | None:
+    def _next(self) -> _Job | None:
         """The next job; while there is none, a heartbeat now and then. None when closing."""
         while True:
             with self._changed:
@@ -158,14 +172,17 @@ class PageMover:
         self._last_contact = time.monotonic()
         return reply
 
-    def _move(self, moves: Moves, index: int, layers: list[tuple[int, Any]]) -> None:
+    def _move(self, moves: Moves, index: int, job: _Job) -> None:
         key = moves.keys[index]
-        if moves.mirror is not None:
-            self._name(moves, index)
+        if job.names is not None:
+            try:
+                self._exchange(job.names)
+            except RemoteError as e:  # the tail has been given up since: then all layers cross
+                log.info("the worker's tail does not have a page: %s", e)
         if self._has(key, None):
-            self.found_pages += len(layers)
+            self.found_pages += len(job.layers)
         else:
-            for layer, page in layers:
+            for layer, page in job.layers:
                 if self._has(key, layer):
                     self.found_pages += 1
                     continue
@@ -179,15 +196,6 @@ class PageMover:
 
     def _has(self, key: bytes, layer: int | None) -> bool:
         return bool(self._exchange(Have((key,), layer)).bitmap[0] & 1)
-
-    def _name(self, moves: Moves, index: int) -> None:
-        """Pages that the worker's own tail layers made never cross: they only get their names."""
-        assert moves.mirror is not None
-        try:
-            self._exchange(NamePages(moves.mirror, tuple(moves.keys[: index + 1])))
-        except RemoteError as e:
-            log.info("the worker's tail has no such pages, they are sent instead: %s", e)
-            moves.mirror = None
 
     def _send(self, key: bytes, layer: int, page: Any) -> None:
         piece_rows = max(1, PIECE_BYTES // self._geometry.row_bytes)

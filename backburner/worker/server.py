@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from backburner import __version__
-from backburner.attention.engine import AttentionEngine, Geometry
-from backburner.attention.folded import attend_folded
+from backburner.attention.engine import AttentionEngine, Geometry, Partial
+from backburner.attention.folded import AttentionAhead
 from backburner.attention.numpy_engine import STORAGE_DTYPES, widen
 from backburner.config import join_address
 from backburner.errors import (
@@ -56,6 +56,9 @@ ACCEPT_PAUSE_S = 0.2
 # How long the end waits for the request that is being answered; the slowest takes about a second.
 STOP_DEADLINE_S = 5.0
 
+# Queries whose fold another worker's partial has to come before: two halves of a read are on their way at once.
+AHEAD_MAX = 4
+
 # What a worker with a model answers on the tail's own thread.
 TAIL_REQUESTS = (m.TailOpen, m.TailRewind, m.PutRows, m.PutState, m.TailChunk, m.GetState, m.NamePages)
 
@@ -82,6 +85,8 @@ class Session:
         self._throttle = throttle
         self._geometry: Geometry | None = None
         self._layers: tuple[int, ...] = ()
+        self._ahead: dict[int, AttentionAhead] = {}  # by tag, oldest first
+        self._tag = 0  # of the request that is being answered
         self._attends = 0
         self._attend_s = 0.0
         self._started = time.monotonic()
@@ -94,6 +99,8 @@ class Session:
             m.Bind: self._bind,
             m.Release: self._release,
             m.Attend: self._attend,
+            m.AttendAhead: self._attend_ahead,
+            m.FoldOnto: self._fold_onto,
             m.Stats: self._stats,
         }
 
@@ -111,6 +118,7 @@ class Session:
         log.info("serving %s (%s)", hello.name, hello.software)
         while True:
             tag, request = self._peer.receive(IDLE_DEADLINE_S)
+            self._tag = tag
             try:
                 if isinstance(request, TAIL_REQUESTS):
                     self._pass_on(tag, request)
@@ -221,13 +229,36 @@ class Session:
         return m.Ok()
 
     def _attend(self, request: m.Attend) -> m.PartialReply:
+        return self._timed(lambda: self._begin(request).fold(None))
+
+    def _attend_ahead(self, request: m.AttendAhead) -> m.Ok:
         start = time.perf_counter()
+        while len(self._ahead) >= AHEAD_MAX:  # a host that lost interest
+            del self._ahead[next(iter(self._ahead))]
+        with self._throttle:
+            self._ahead[self._tag] = self._begin(request)
+        self._attend_s += time.perf_counter() - start
+        return m.Ok()
+
+    def _fold_onto(self, request: m.FoldOnto) -> m.PartialReply:
+        ahead = self._ahead.pop(request.ahead, None)
+        if ahead is None:
+            raise BadRequest(f"no AttendAhead with tag {request.ahead} waits for its fold")
+        if request.o.shape != ahead.shape:
+            raise BadRequest(f"a fold of shape {list(request.o.shape)} for a query of {list(ahead.shape)}")
+        return self._timed(lambda: ahead.fold(Partial(request.o, request.lse)))
+
+    def _begin(self, request: m.Attend | m.AttendAhead) -> AttentionAhead:
         g = self.geometry
         q = widen(self._checked_rows(request.q, g.q_heads))
         layer = self._checked_layer(request.layer)
         pages = self._store.bound_pages(request.sequence, layer, request.first, request.count, g)
+        return AttentionAhead(self._engine, g, q, pages)
+
+    def _timed(self, attend: Callable[[], Partial]) -> m.PartialReply:
+        start = time.perf_counter()
         with self._throttle:
-            partial = attend_folded(self._engine, g, q, pages)
+            partial = attend()
         self._attends += 1
         self._attend_s += time.perf_counter() - start
         return m.PartialReply(partial.o, partial.lse)
