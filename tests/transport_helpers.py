@@ -84,6 +84,8 @@ any_message = st.one_of(
     st.builds(m.Bind, u64, keys),
     st.builds(m.Release, u64),
     st.builds(m.Attend, u64, u32, u32, u32, tensor(st.just(3))),
+    st.builds(m.AttendAhead, u64, u32, u32, u32, tensor(st.just(3))),
+    st.builds(lambda ahead, part: m.FoldOnto(ahead, part.o, part.lse), u32, partial()),
     partial(),
     st.builds(m.TailOpen, u64, u32, u32, st.booleans(), st.binary(max_size=64), positive, keys),
     st.builds(m.TailOpened, u32, st.lists(u32).map(tuple), floats),
