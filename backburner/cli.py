@@ -100,6 +100,13 @@ def serve(
             "(never), or a number of layers."
         ),
     ] = "auto",
+    split_decode: Annotated[
+        int,
+        typer.Option(
+            help="For a host that cannot hold the model: it loads this many layers, and the worker (with --model) runs "
+            "the others for every token."
+        ),
+    ] = 0,
     spill_dir: Annotated[
         str | None,
         typer.Option(
@@ -129,6 +136,8 @@ def serve(
     template_kwargs = _json_object(chat_template_kwargs)
     _check_limits(ctx_size, max_tokens, temperature)
     seam = c.parse_split_layer(split_layer)
+    if split_decode < 0:
+        raise ConfigError(f"--split-decode {split_decode} must be 0 (off) or a number of layers.")
     # Zero is a mistake to be told about, not a wish for the default.
     embedded = model is None
     if window_tokens is None:
@@ -139,7 +148,7 @@ def serve(
     # All that can be wrong with the flags is found before a model is looked for, which may mean a long download.
     _check_engine(engine)
     # A loopback worker runs layers, too, where that costs little or was asked for: it has the weights a second time.
-    worker_model = (model or "tiny") if model is None or seam else None
+    worker_model = (model or "tiny") if model is None or seam or split_decode else None
     workers = _workers(devices, worker_memory, log_level, worker_model)
     loopbacks = [one.loopback for one in workers if one.loopback is not None]
     from backburner.api.server import bind, url_of
@@ -176,6 +185,7 @@ def serve(
         engine=engine,
         connect=tuple(one.connect for one in workers),
         split_layer=seam,
+        split_decode=split_decode,
         spill_folder=c.spill_folder(spill_dir),
         spill_bytes=c.parse_bytes(spill_size),
     )

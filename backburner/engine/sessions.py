@@ -1,13 +1,14 @@
 """Conversations that are kept between requests, so that the next one reads only what is new."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from backburner.engine.sequence import common_prefix
 
 
 class Kept(Protocol):
-    tokens: list[int]
+    @property
+    def tokens(self) -> list[int]: ...
 
 
 S = TypeVar("S", bound=Kept)
@@ -28,7 +29,7 @@ class Sessions(Generic[S]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[S]:
         return iter(tuple(self._kept))
 
     def take(self, prompt: list[int], useful: Callable[[S, int], int]) -> S | None:

@@ -12,8 +12,10 @@ import mlx.core as mx
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.attention.select import make_engine
 from backburner.config import check_pages
+from backburner.engine.engine import Runner
 from backburner.engine.runner import ModelRunner, Placement
 from backburner.engine.scheduler import UBATCH_TOKENS
+from backburner.engine.split_decode import SplitDecodeRunner
 from backburner.engine.worker_link import Connect, WorkerLink
 from backburner.errors import ConfigError
 from backburner.kv.capacity import Capacity, capacity, context_size
@@ -22,7 +24,7 @@ from backburner.kv.residency import Residency
 from backburner.kv.spill import Spill
 from backburner.model.cpu import available_bytes, missing_c_parts, runs_on_cpu
 from backburner.model.fingerprint import layers_fingerprint
-from backburner.model.load import LoadedModel, load, read_config
+from backburner.model.load import LoadedModel, Part, load, read_config, text_config
 
 # How to connect, and the address, for a host with this attention engine.
 Connector = Callable[[AttentionEngine], tuple[Connect, str]]
@@ -54,15 +56,16 @@ class HostParts:
     connect: Sequence[Connector] = ()  # one for each worker
     shared_bytes: int = 0  # of this machine's memory that workers on it will take
     overdue_pages: int = OVERDUE_PAGES
+    split_decode: int = 0  # layers of a host that cannot hold more; a worker runs the others for every token
     split_layer: int | None = None  # None: chosen from measured speeds; 0: reads are not split
     spill_folder: Path | None = None  # None: no spill
     spill_bytes: int = 0
 
 
-def start_runner(parts: HostParts, report: Report) -> ModelRunner:
+def start_runner(parts: HostParts, report: Report) -> Runner[Any]:
     """Loads the model, greets the worker and settles the context. Raises BackburnerError with what to do."""
     try:
-        return _start_runner(parts, report)
+        return _start_split_decode(parts, report) if parts.split_decode else _start_runner(parts, report)
     except BaseException:
         # No runner will do it on its way out, and a start that failed must end with its message, not with an abort.
         mx.clear_streams()
@@ -122,6 +125,61 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
             host_tokens=cap.host_tokens,
         )
         runner = ModelRunner(loaded, parts.tokenizer, engine, geometry, ctx_size, placement)
+        report.stage("warm-up")
+        runner.warm_up()
+        report.done("first steps compiled")
+        undo.pop_all()
+        return runner
+
+
+def _start_split_decode(parts: HostParts, report: Report) -> SplitDecodeRunner:
+    if len(parts.connect) != 1:
+        raise ConfigError("--split-decode needs exactly one --device, whose worker runs the other layers.")
+    seam, config = parts.split_decode, read_config(parts.folder)
+    layers = int(text_config(config)["num_hidden_layers"])
+    if seam >= layers:
+        raise ConfigError(f"--split-decode {seam}: the model has {layers} layers; give fewer.")
+    engine = make_engine(parts.engine)
+    report.stage(f"model {parts.name}")
+    loaded = load(parts.name, parts.folder, report.progress, Part(0, seam, False))
+    model = loaded.model
+    geometry = model.geometry(parts.page_tokens)
+    here = sum(i < seam for i in model.attention_layers)
+    there = len(model.attention_layers) - here
+    if not here:
+        raise ConfigError(
+            f"--split-decode {seam}: the first layer with K and V is {model.attention_layers[0]}; give more."
+        )
+    report.done(f"layers [0, {seam}) of {layers} here; {geometry.dtype}, attention engine {engine.name}")
+    with contextlib.ExitStack() as undo:
+        worker = _worker(parts.connect[0], engine, geometry, loaded, report, undo)
+        if worker.welcome.layers != layers:
+            raise ConfigError(
+                "--split-decode: the worker has not this model; start it with the same --model."
+            )
+        report.stage("context")
+        page_bytes = engine.page_bytes(geometry)
+        host_free = max(0, available_bytes() - parts.shared_bytes)
+        cap = capacity(page_bytes, parts.page_tokens, here, host_free, None, model.max_position_embeddings)
+        fits_there = worker.welcome.free_bytes // (page_bytes * max(1, there)) * parts.page_tokens
+        most = min(cap.host_tokens, fits_there, cap.model_tokens)
+        if (parts.ctx_size or 1) > most or most < 1:
+            raise ConfigError(
+                f"--ctx-size {parts.ctx_size}: the host can hold {cap.host_tokens} tokens of its layers' K and V, the "
+                f"worker {fits_there}, the model {cap.model_tokens}."
+            )
+        ctx_size = parts.ctx_size or most
+        report.done(f"{ctx_size:,} tokens; host can hold {cap.host_tokens:,}, worker {fits_there:,}")
+        runner = SplitDecodeRunner(
+            loaded,
+            parts.tokenizer,
+            engine,
+            geometry,
+            ctx_size,
+            worker,
+            layers,
+            lambda first, stop: layers_fingerprint(parts.folder, config, first, stop, True),
+        )
         report.stage("warm-up")
         runner.warm_up()
         report.done("first steps compiled")

@@ -17,12 +17,13 @@ def deal(pages: int, free: Sequence[int], speed: Sequence[float]) -> list[int]:
         if not open_workers:
             break
         total = sum(speed[i] for i in open_workers)
-        wanted = [left * speed[i] / total for i in open_workers]
-        whole = [min(int(w), free[i] - counts[i]) for w, i in zip(wanted, open_workers, strict=True)]
-        if not any(whole):  # a remainder smaller than any share: one page to whoever is owed most
-            best = max(range(len(open_workers)), key=lambda j: wanted[j])
-            whole[best] = 1
-        for i, count in zip(open_workers, whole, strict=True):
+        dealt = left + sum(counts[i] for i in open_workers)
+        owed = {i: dealt * speed[i] / total - counts[i] for i in open_workers}
+        whole = {i: min(int(owed[i]), free[i] - counts[i], left) for i in open_workers if owed[i] >= 1}
+        if not whole:  # a remainder smaller than any share: one page to whoever is owed most
+            whole = {max(open_workers, key=owed.__getitem__): 1}
+        for i, count in whole.items():
+            count = min(count, left)
             counts[i] += count
             left -= count
     return counts

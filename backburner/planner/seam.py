@@ -5,7 +5,7 @@ from dataclasses import dataclass
 # Two seams whose predicted speeds differ by less count as equal, and the larger one is taken: errors are asymmetric.
 # At 32k tokens L = 36 / 40 / 44 / 48 gave 124 / 145 / 142 / 130 tok/s, and with a hot phone 90 / 105 / 126 / 130
 # (facts of the first Backburner).
-TIE = 0.05
+TIE = 0.04
 
 # A seam that is in use stays until another promises this much: moving it means that the worker reads layers from disk
 # and gets the rows of layers that it did not have.
