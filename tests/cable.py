@@ -13,19 +13,25 @@ Direction = Literal["up", "down"]  # from host to worker, and back
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to the stream of one direction when `at` bytes have passed."""
+    """What happens to the stream of one direction when `at` bytes have passed.
+
+    With a frame (its kind, and how many of that kind came before), `at` counts from where that frame starts: two
+    threads send, so the same frame is elsewhere in each run.
+    """
 
     kind: Literal["cut", "stall", "flip"]
     direction: Direction
     at: int
     bit: int = 0
+    frame: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        return f"{self.kind}-{self.direction}-{self.at}" + (f".{self.bit}" if self.kind == "flip" else "")
+        place = f"{self.frame[0]}#{self.frame[1]}+{self.at}" if self.frame else str(self.at)
+        return f"{self.kind}-{self.direction}-{place}" + (f".{self.bit}" if self.kind == "flip" else "")
 
 
 class Cable:
-    """One connection at a time to `port`, through a port of its own. The first connection has the fault."""
+    """One connection at a time to `port`, through a port of its own. Each has the fault, until it is healed."""
 
     def __init__(self, port: int, fault: Fault | None = None) -> None:
         self._target = port
@@ -68,15 +74,19 @@ class Cable:
     def _pump(
         self, direction: str, source: socket.socket, sink: socket.socket, fault: Fault | None, record: bool
     ) -> None:
-        count = 0
         stalled = False
         fault = fault if fault is not None and fault.direction == direction else None
+        waiting = b""  # a header that is not whole yet: where the fault is depends on it
+        found = _Place(fault) if fault is not None else None
         with contextlib.suppress(OSError):
-            while data := source.recv(2**16):
+            while received := source.recv(2**16):
                 if stalled:
                     continue
-                if fault is not None and count <= fault.at < count + len(data):
-                    place = fault.at - count
+                data, waiting = waiting + received, b""
+                place = None
+                if fault is not None and found is not None:
+                    data, waiting, place = found.within(data)
+                if fault is not None and place is not None:
                     if fault.kind == "flip":
                         changed = bytearray(data)
                         changed[place] ^= 1 << fault.bit
@@ -88,12 +98,42 @@ class Cable:
                         stalled = True
                         continue
                 sink.sendall(data)
-                count += len(data)
                 if record:
                     self.passed[direction] += data
         for sock in (source, sink):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Place:
+    """Follows one stream, to find where its fault is."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self._at = fault.at if fault.frame is None else None  # in the stream, once it is known
+        self._passed = 0
+        self._next_frame = 0
+        self._before = 0  # frames of the kind
+
+    def within(self, data: bytes) -> tuple[bytes, bytes, int | None]:
+        """What may pass, what waits for the rest of its header, and where in the former the fault is, if it is."""
+        waits = b""
+        while self._at is None and self._next_frame < self._passed + len(data):
+            start = self._next_frame - self._passed
+            if start + HEADER_BYTES > len(data):
+                data, waits = data[:start], data[start:]
+                break
+            _, _, kind, _, _, meta_len, body_len, _ = HEADER.unpack_from(data, start)
+            assert self._fault.frame is not None
+            if kind == self._fault.frame[0]:
+                if self._before == self._fault.frame[1]:
+                    self._at = self._next_frame + self._fault.at
+                self._before += 1
+            self._next_frame += HEADER_BYTES + meta_len + body_len
+        first = self._passed
+        self._passed += len(data)
+        hit = self._at is not None and first <= self._at < self._passed
+        return data, waits, self._at - first if hit and self._at is not None else None
 
 
 def frames(stream: bytes | bytearray) -> list[tuple[int, int, int, int]]:

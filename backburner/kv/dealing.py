@@ -19,7 +19,7 @@ def deal(pages: int, free: Sequence[int], speed: Sequence[float]) -> list[int]:
         total = sum(speed[i] for i in open_workers)
         dealt = left + sum(counts[i] for i in open_workers)
         owed = {i: dealt * speed[i] / total - counts[i] for i in open_workers}
-        whole = {i: min(int(owed[i]), free[i] - counts[i], left) for i in open_workers if owed[i] >= 1}
+        whole = {i: min(int(owed[i]), free[i] - counts[i]) for i in open_workers if owed[i] >= 1}
         if not whole:  # a remainder smaller than any share: one page to whoever is owed most
             whole = {max(open_workers, key=owed.__getitem__): 1}
         for i, count in whole.items():
