@@ -144,8 +144,9 @@ class ModelRunner:
                 state.tail.abandon()
                 state.tail = None
                 state.rewind(state.read_from)
-                del state.tokens[state.read_from :]
-                state.prompt_tokens = len(state.tokens)
+            if not state.failed and (read := state.table.tokens) < state.prompt_tokens:
+                del state.tokens[read:]
+                state.prompt_tokens = read
         except BackburnerError as e:
             log.warning("a cancelled conversation is not kept: %s", e)
             state.failed = True
@@ -218,6 +219,8 @@ class ModelRunner:
         try:
             common = min(common_prefix(state.tokens, prompt), limit)
             state.read_from = state.rewind(common)
+            if state.held is not None:
+                state.held.check(state.table.held)
         except WorkerLost as e:
             log.warning("a kept conversation is read anew: %s", e)
             self._give_up(state)

@@ -201,9 +201,9 @@ class SplitDecodeRunner:
     def _ack(self, stage: Stage, waiting: deque[tuple[int, int]]) -> TailAck:
         ahead = sum(tokens for _, tokens in waiting)
         tag, _ = waiting.popleft()
-        ack = stage.connection.link.wait(tag, stage.clock.deadline_s(ahead))
+        ack = stage.connection.link.wait(tag, stage.deadline_s(ahead))
         assert isinstance(ack, TailAck)  # the link has checked it
-        stage.clock.observe(ahead, ack.seconds)
+        stage.observe(ahead, ack.seconds)
         return ack
 
     @staticmethod

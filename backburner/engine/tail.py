@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +19,6 @@ from backburner.kv.held import PageConnection
 from backburner.kv.mover import PIECE_BYTES
 from backburner.model.arrays import from_numpy, to_numpy
 from backburner.model.hybrid import HybridModel
-from backburner.transport.clock import ReplyClock
 from backburner.transport.messages import (
     GetState,
     PutRows,
@@ -45,9 +44,6 @@ RESIDUAL_BYTES_MAX = 256 * 2**20
 # Loading a tail's layers from a phone's flash: 8 GB at 1 GB/s, and room.
 OPEN_DEADLINE_S = 120.0
 
-# No worker worth using takes longer for a token and layer: a tenth of the first Backburner's phone.
-SLOWEST_S_PER_TOKEN_LAYER = 3e-3
-
 
 class TailLost(BackburnerError):
     """A worker cannot go on with the tail of this read. The host can."""
@@ -64,11 +60,14 @@ class Stage:
     stop: int
     sequence: int
     opened: TailOpened | None = None
-    clock: ReplyClock = field(init=False)
 
-    def __post_init__(self) -> None:
-        layers = self.stop - self.first
-        self.clock = ReplyClock(SLOWEST_S_PER_TOKEN_LAYER * layers, self.connection.link.timeout_s)
+    def deadline_s(self, tokens: int) -> float:
+        """The longest to wait until the worker has run so many tokens."""
+        return self.connection.chunks.deadline_s(tokens * (self.stop - self.first))
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """It has run them."""
+        self.connection.chunks.observe(tokens * (self.stop - self.first), seconds)
 
     def open(
         self, fingerprint: bytes, ubatch_tokens: int, keys: Items[bytes], head: bool = False
@@ -77,8 +76,9 @@ class Stage:
         request = TailOpen(
             self.sequence, self.first, self.stop, head, fingerprint, ubatch_tokens, tuple(keys)
         )
-        self.opened = self.connection.link.exchange(request, OPEN_DEADLINE_S)
-        return self.opened
+        self.opened = opened = self.connection.link.exchange(request, OPEN_DEADLINE_S)
+        self.observe(ubatch_tokens, opened.layer_us * (self.stop - self.first) / 1e6)
+        return opened
 
 
 def bring_up(stage: Stage, state: Sequence, position: int) -> None:
@@ -170,9 +170,9 @@ class _Collector(threading.Thread):
                 chunk = self._chunks.popleft()
                 ahead = 1 + len(self._chunks)
             try:
-                ack = stage.connection.link.wait(chunk.tag, stage.clock.deadline_s(chunk.tokens * ahead))
+                ack = stage.connection.link.wait(chunk.tag, stage.deadline_s(chunk.tokens * ahead))
                 assert isinstance(ack, TailAck)  # the link has checked it
-                stage.clock.observe(chunk.tokens, time.monotonic() - chunk.sent_s)
+                stage.observe(chunk.tokens * ahead, time.monotonic() - chunk.sent_s)
                 read.arrived(self._number, chunk, ack)
             except BackburnerError as e:
                 read.fail(e)
@@ -189,7 +189,7 @@ class _Collector(threading.Thread):
             chunks, self._ended = list(self._chunks), True
         for chunk in chunks:
             with contextlib.suppress(BackburnerError):
-                self.stage.connection.link.wait(chunk.tag, self.stage.clock.deadline_s(chunk.tokens))
+                self.stage.connection.link.wait(chunk.tag, self.stage.deadline_s(chunk.tokens))
 
 
 class TailRead:
@@ -345,7 +345,7 @@ class TailRead:
     def _state_of(self, stage: Stage, tag: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         behind = max(1, self._pushed - self._acked[-1])
         try:
-            reply = stage.connection.link.wait(tag, stage.clock.deadline_s(behind))
+            reply = stage.connection.link.wait(tag, stage.deadline_s(behind))
         except BackburnerError as e:
             raise TailLost(str(e)) from e
         assert isinstance(reply, StateReply)
@@ -399,9 +399,7 @@ class TailRead:
             waiting += self._coming_base[1].values()
         for stage, tag in waiting:
             with contextlib.suppress(BackburnerError):
-                stage.connection.link.wait(
-                    tag, stage.clock.deadline_s(max(1, self._pushed - self._acked[-1]))
-                )
+                stage.connection.link.wait(tag, stage.deadline_s(max(1, self._pushed - self._acked[-1])))
         self._state_tags, self._coming_base = {}, None
 
     def _end(self) -> None:

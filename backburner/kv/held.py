@@ -39,6 +39,9 @@ OVERDUE_PAGES = 1
 # No worker worth waiting for is slower: MLX's plain CPU operators, the slowest engine, reach 4 GFLOP/s.
 SLOWEST_FLOP_PER_S = 1e9
 
+# Nor one that takes longer for a token and layer: a tenth of the first Backburner's phone.
+SLOWEST_S_PER_TOKEN_LAYER = 3e-3
+
 # How often a wait for the spill's writer looks again.
 SPILL_POLL_S = 0.005
 
@@ -49,10 +52,12 @@ class PageConnection:
 
     link: Link
     mover: PageMover
-    attends: ReplyClock = field(init=False)
+    attends: ReplyClock = field(init=False)  # units: FLOP
+    chunks: ReplyClock = field(init=False)  # units: tokens times layers
 
     def __post_init__(self) -> None:
         self.attends = ReplyClock(1 / SLOWEST_FLOP_PER_S, self.link.timeout_s)
+        self.chunks = ReplyClock(SLOWEST_S_PER_TOKEN_LAYER, self.link.timeout_s)
 
     @property
     def alive(self) -> bool:
@@ -166,6 +171,12 @@ class HeldPages:
         shares = [self._bound(page) for page in range(count)]
         return sum(share is self._shares.get(worker) for share in shares if share is not None)
 
+    def check(self, count: int) -> None:
+        """Raises WorkerLost when some of the first `count` pages are nowhere any more."""
+        for page in range(count):
+            if self._bound(page) is None and not (self._spill and self._spill.written(self._keys[page])):
+                raise _lost(self._why_lost(page))
+
     # -- asking ---------------------------------------------------------------------------------------------------
 
     def ask(self, layer: int, count: int, q: npt.NDArray[Any]) -> "_Question":
@@ -226,7 +237,7 @@ class HeldPages:
             connection = self._workers[index].connection
             if share.broken or connection is None or connection is share.connection:
                 if share.moves.refused is not None and share.alive and self._make_room():
-                    self._offer_anew(table, share)
+                    self._shorten(table, share)  # what is bound may be nowhere else
                 continue
             share.connection = connection
             self._offer_anew(table, share)

@@ -10,6 +10,7 @@ from typing import Any
 
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.errors import BackburnerError, LinkTimeout, OutOfBudget, RemoteError, TransportError
+from backburner.transport.clock import ReplyClock
 from backburner.transport.link import Link
 from backburner.transport.messages import Bind, Have, NamePages, PageAck, PutPage, Release, Stats, StatsReply
 
@@ -25,9 +26,11 @@ PIECES_IN_FLIGHT = 2
 # The worker's counters are asked for this often while nothing else is: they are the heartbeat too.
 HEARTBEAT_S = 5.0
 
-# The worker answers in order, so a piece may wait behind a query over many pages; and 143 MB, the first Backburner's
-# page, are 4 s at USB 2's 35 MB/s.
+# How long anybody waits for a page to arrive: 143 MB, the first Backburner's page, are 4 s at USB 2's 35 MB/s.
 MOVE_DEADLINE_S = 60.0
+
+# No link worth using is slower; until a piece has been timed.
+SLOWEST_BYTES_PER_S = 1e6
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +68,8 @@ class PageMover:
         self._changed = threading.Condition()
         self._closing = False
         self._patient_until = 0.0
+        self._pieces = ReplyClock(1 / SLOWEST_BYTES_PER_S, link.timeout_s)  # units: bytes
+        self._questions = ReplyClock(0.0, link.timeout_s)
         self._last_contact = time.monotonic()
         self.error: TransportError | None = None
         self.stats: StatsReply | None = None  # the worker's latest counters
@@ -77,8 +82,8 @@ class PageMover:
         """The worker was asked for something that may take so long; it answers in order, so others wait behind it."""
         self._patient_until = max(self._patient_until, time.monotonic() + seconds)
 
-    def _deadline_s(self) -> float:
-        return MOVE_DEADLINE_S + max(0.0, self._patient_until - time.monotonic())
+    def _patience_s(self) -> float:
+        return max(0.0, self._patient_until - time.monotonic())
 
     def offer(
         self, moves: Moves, key: bytes, layers: Sequence[tuple[int, Any]], names: NamePages | None = None
@@ -104,7 +109,7 @@ class PageMover:
         with self._changed:
             while moves.bound < count and moves.refused is None and self.error is None:
                 now = time.monotonic()
-                silent = max(begun, self._last_contact) + self._link.timeout_s
+                silent = max(begun, self._last_contact) + self._pieces.deadline_s(PIECE_BYTES)
                 if now >= silent:
                     self._fail(LinkTimeout(f"{self._link.peer} has stopped taking pages."))
                     self._link.close()  # wakes the mover's thread
@@ -168,8 +173,13 @@ class PageMover:
         self.stats = self._exchange(Stats())
 
     def _exchange(self, request: Any) -> Any:
-        reply = self._link.exchange(request, self._deadline_s())
+        begun = time.monotonic()
+        # A tail names pages between two of its chunks, which may take seconds.
+        limit = MOVE_DEADLINE_S if isinstance(request, NamePages) else self._questions.deadline_s(1)
+        reply = self._link.exchange(request, limit + self._patience_s())
         self._last_contact = time.monotonic()
+        if not isinstance(request, NamePages) and not self._patience_s():
+            self._questions.observe(1, self._last_contact - begun)
         return reply
 
     def _move(self, moves: Moves, index: int, job: _Job) -> None:
@@ -199,12 +209,12 @@ class PageMover:
 
     def _send(self, key: bytes, layer: int, page: Any) -> None:
         piece_rows = max(1, PIECE_BYTES // self._geometry.row_bytes)
-        tags: deque[int] = deque()
+        tags: deque[tuple[int, float]] = deque()  # with the time of sending
         ack: Any = None
         refusal: RemoteError | None = None
         for row0 in range(0, self._geometry.page_tokens, piece_rows):
             k, v = self._engine.rows(page, row0, min(row0 + piece_rows, self._geometry.page_tokens))
-            tags.append(self._link.post(PutPage(key, layer, row0, k, v)))
+            tags.append((self._link.post(PutPage(key, layer, row0, k, v)), time.monotonic()))
             if len(tags) > PIECES_IN_FLIGHT:
                 ack, refusal = self._acknowledged(tags, refusal)
             if refusal:
@@ -216,11 +226,16 @@ class PageMover:
         if not (isinstance(ack, PageAck) and ack.complete and (ack.key, ack.layer) == (key, layer)):
             raise TransportError(f"the worker did not complete a page that was sent whole: {ack}")
 
-    def _acknowledged(self, tags: deque[int], refusal: RemoteError | None) -> tuple[Any, RemoteError | None]:
+    def _acknowledged(
+        self, tags: deque[tuple[int, float]], refusal: RemoteError | None
+    ) -> tuple[Any, RemoteError | None]:
         """Waits for the oldest piece. The first refusal counts; the pieces behind it fail for want of it."""
         try:
-            ack = self._link.wait(tags.popleft(), self._deadline_s())
+            tag, sent_s = tags.popleft()
+            ack = self._link.wait(tag, self._pieces.deadline_s(PIECE_BYTES) + self._patience_s())
             self._last_contact = time.monotonic()
+            if not self._patience_s():
+                self._pieces.observe(PIECE_BYTES, self._last_contact - sent_s)
             return ack, refusal
         except RemoteError as e:
             return None, refusal or e

@@ -336,9 +336,15 @@ class Tail:
 
     def _mirror_for(self, span: Span, model: HybridModel, keys: Sequence[bytes]) -> Mirror:
         """The mirror that knows most of a sequence, or a new one."""
+
+        def worth(mirror: Mirror) -> tuple[int, bool]:
+            known = mirror.known(keys)
+            # Of two that were read alike, one that went on elsewhere has no states there any more.
+            return known, known * span.ubatch_tokens in mirror.states()
+
         same = [mirror for mirror in self._mirrors if mirror.span == span and mirror.known(keys)]
         if same:
-            mirror = max(same, key=lambda mirror: mirror.known(keys))
+            mirror = max(reversed(same), key=worth)  # of equals the newest
             self._use(mirror)
             return mirror
         while len(self._mirrors) >= MIRRORS_MAX:
