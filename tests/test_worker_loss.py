@@ -1,9 +1,12 @@
-"""Killing and freezing the worker's process: the request that needed it fails by name, all others are answered."""
+"""Killing and freezing the worker's process: with a spill nobody notices but for the time; without one, a request whose
+pages are gone fails by name, and all others are answered."""
 
+import json
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import psutil
@@ -14,18 +17,37 @@ from backburner.worker.loopback import LoopbackWorker
 from tests.processes import MODEL, Server, ask, gone, messages, serve, until, worker
 
 # Some seconds of reading, so that a kill finds it in the middle.
-LONG = 1200
+LONG = 600
+SHORT = 24
+ANSWER_TOKENS = {LONG: 8, SHORT: 300}
 
 
 @pytest.fixture(scope="module")
-def reference() -> str:
+def references() -> dict[int, str]:
+    """The default answer (0), and what each of the requests below gets from a host alone."""
     with serve("--device", "none") as server:
-        return ask(server)
+        answers = {
+            filler: ask(server, filler, max_tokens=count, extra_body={"ignore_eos": True})
+            for filler, count in ANSWER_TOKENS.items()
+        }
+        return {0: ask(server)} | answers
+
+
+@pytest.fixture(scope="module")
+def reference(references: dict[int, str]) -> str:
+    return references[0]
 
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Server]:
-    with serve("--device", "loopback") as server:
+    """Without copies of held pages."""
+    with serve("--device", "loopback", "--spill-dir", "none") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def spilling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve("--device", "loopback", "--spill-dir", str(tmp_path_factory.mktemp("spill"))) as server:
         yield server
 
 
@@ -35,7 +57,14 @@ class Request(threading.Thread):
     def __init__(self, server: Server, filler: int, stream: bool) -> None:
         super().__init__(daemon=True)
         self._url = f"{server.url}/v1/chat/completions"
-        self._body = {"model": MODEL, "messages": messages(filler), "stream": stream, "ignore_eos": True}
+        self._body = {
+            "model": MODEL,
+            "messages": messages(filler),
+            "max_tokens": ANSWER_TOKENS[filler],
+            "stream": stream,
+            "ignore_eos": True,
+        }
+        self.filler = filler
         self.status = 0
         self.text = ""
         self.start()
@@ -47,9 +76,18 @@ class Request(threading.Thread):
                 self.text += line + "\n"
 
     def ended(self) -> tuple[int, str]:
-        self.join(30)
+        self.join(60)
         assert not self.is_alive(), "the request hangs"
         return self.status, self.text
+
+    @property
+    def answer(self) -> str:
+        """The answer's text, streamed or not."""
+        if not self._body["stream"]:
+            return str(json.loads(self.text)["choices"][0]["message"]["content"])
+        lines = [line.removeprefix("data: ") for line in self.text.splitlines() if line.startswith("data: {")]
+        chunks = [json.loads(line) for line in lines]
+        return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
 
 
 def in_prefill(server: Server) -> Request:
@@ -62,7 +100,7 @@ def in_prefill(server: Server) -> Request:
 
 def in_decode(server: Server) -> Request:
     """A request that writes, with pages at the worker."""
-    request = Request(server, 24, stream=True)
+    request = Request(server, SHORT, stream=True)
     until(lambda: request.text.count("data: ") > 5)
     assert server.health()["worker"]["held_pages"] > 0
     return request
@@ -126,19 +164,40 @@ def test_a_request_whose_pages_are_gone_ends_with_a_named_error(
 ) -> None:
     comes_back(host, reference)
     request = busy(host)
-    host.worker().kill()
+    child = host.worker()
+    child.kill()
     status, text = request.ended()
     assert status == (503 if busy is in_prefill else 200), "a stream has begun; its error is a frame"
     assert '"code": "worker_lost"' in text or '"code":"worker_lost"' in text
     assert "Send the request again" in text
-    assert lost(host)
     assert ask(host) == reference
     comes_back(host, reference)
+    assert host.worker().pid != child.pid
     assert "Traceback" not in host.output
 
 
+@pytest.mark.parametrize("busy", [in_prefill, in_decode])
+def test_with_a_spill_a_killed_worker_costs_no_request(
+    spilling: Server, references: dict[int, str], busy: Callable[[Server], Request]
+) -> None:
+    comes_back(spilling, references[0])
+    request = busy(spilling)
+    child = spilling.worker()
+    child.kill()
+    status, text = request.ended()
+    assert status == 200
+    assert "worker_lost" not in text
+    assert request.answer == references[request.filler]
+    comes_back(spilling, references[0])
+    assert spilling.worker().pid != child.pid
+    assert "Traceback" not in spilling.output
+
+
 def test_a_tcp_worker_is_used_again_when_it_is_back(reference: str) -> None:
-    with worker() as (first, port), serve("--device", f"tcp://127.0.0.1:{port}") as server:
+    with (
+        worker() as (first, port),
+        serve("--device", f"tcp://127.0.0.1:{port}", "--spill-dir", "none") as server,
+    ):
         request = in_decode(server)
         first.signal(signal.SIGKILL)
         assert "worker_lost" in request.ended()[1]
@@ -149,9 +208,26 @@ def test_a_tcp_worker_is_used_again_when_it_is_back(reference: str) -> None:
         assert "Traceback" not in server.output
 
 
-def test_a_server_with_a_frozen_worker_can_be_stopped() -> None:
+def test_with_a_spill_a_request_outlives_its_tcp_worker(references: dict[int, str], tmp_path: Path) -> None:
+    with (
+        worker() as (first, port),
+        serve("--device", f"tcp://127.0.0.1:{port}", "--spill-dir", str(tmp_path)) as server,
+    ):
+        request = in_decode(server)
+        first.signal(signal.SIGKILL)
+        assert request.ended()[0] == 200
+        assert request.answer == references[SHORT]
+        assert lost(server)
+        assert ask(server) == references[0], "nobody is there, and its copies are"
+        with worker(port):
+            comes_back(server, references[0])
+        assert "Traceback" not in server.output
+    assert not list(tmp_path.iterdir()), "the copies end with the server"
+
+
+def test_a_server_with_a_frozen_worker_can_be_stopped(tmp_path: Path) -> None:
     """That a request ends at its deadline is in test_faults.py, with a deadline shorter than the real 10 s."""
-    with serve("--device", "loopback") as server:
+    with serve("--device", "loopback", "--spill-dir", str(tmp_path)) as server:
         request = in_decode(server)
         child = server.worker()
         child.suspend()

@@ -1,0 +1,269 @@
+"""Warm equals cold: a kept conversation goes on with the bits of a fresh one, and gives way when it has to."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backburner.engine.engine import Engine
+from backburner.engine.request import Delta, Failed, Finished, GenerationRequest
+from backburner.engine.runner import ModelRunner
+from backburner.engine.sessions import Sessions
+from tests.host import NOTES, chat, generate, generate_with_state, host, link_to, serving, until
+
+TOKENS = 6
+CONVERSATION = chat("What is the code of the blue gate?", "Notes. " + NOTES * 4)
+OTHER = chat("What is the code of the red door?", "Notes. " + NOTES.replace("blue gate", "red door") * 4)
+
+# Where kept conversations lie: all here; with a worker that has nothing to hold; with most of them held.
+PLACES: dict[str, dict[str, int]] = {
+    "alone": {"page_tokens": 100, "window_tokens": 200},
+    "worker": {"page_tokens": 100, "window_tokens": 4000},
+    "held": {"page_tokens": 64, "window_tokens": 64},
+    "held, pages across ubatches": {"page_tokens": 100, "window_tokens": 100},
+    "held and spilled": {"page_tokens": 100, "window_tokens": 100},
+}
+
+
+def turns(conversation: list[int], lengths: tuple[int, ...] = (600, 830, 1100)) -> list[list[int]]:
+    """A conversation that grows. What the model answers is not in it: then it is an edit as well."""
+    return [(conversation * 2)[:length] for length in lengths]
+
+
+@lru_cache
+def cold(prompt: tuple[int, ...], page_tokens: int = 100) -> tuple[list[int], list[np.ndarray]]:
+    """What a fresh host gives."""
+    with host(page_tokens=page_tokens) as runner:
+        return generate(runner, prompt, TOKENS)
+
+
+@contextmanager
+def keeping(where: str, folder: Path, sessions: int = 3, **more: int) -> Iterator[ModelRunner]:
+    with ExitStack() as stack:
+        connect = None
+        if where != "alone":
+            server = stack.enter_context(serving())
+            connect = lambda: link_to(server)  # noqa: E731
+        spill = folder if "spilled" in where else None
+        yield stack.enter_context(
+            host(connect, sessions=sessions, spill_folder=spill, **(PLACES[where] | more))
+        )
+
+
+def warm(runner: ModelRunner, prompt: list[int], page_tokens: int = 100) -> int:
+    """Runs a request, compares it with a fresh host, and says from where it was read."""
+    tokens, logits, state = generate_with_state(runner, prompt, TOKENS)
+    wanted = cold(tuple(prompt), page_tokens)
+    assert tokens == wanted[0]
+    assert all(np.array_equal(a, b) for a, b in zip(logits, wanted[1], strict=True))
+    return state.read_from
+
+
+@pytest.fixture(params=list(PLACES))
+def where(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_later_turns_have_the_bits_of_a_fresh_host(where: str, tmp_path: Path) -> None:
+    size = PLACES[where]["page_tokens"]
+    with keeping(where, tmp_path) as runner:
+        first, second, third = turns(CONVERSATION)
+        assert warm(runner, first, size) == 0
+        assert warm(runner, second, size) == 512
+        assert warm(runner, third, size) == 768
+        assert warm(runner, third, size) == 1024, "the same again: all but its last ubatch"
+        assert len(runner.sessions) == 1
+        assert (runner.sessions.take(third, lambda s, n: s.table.held) is not None) is ("held" in where)
+
+
+def test_a_turn_that_keeps_the_answer_goes_on_behind_the_prompt(where: str, tmp_path: Path) -> None:
+    """Rows of an answer were made token by token: a fresh read makes them in ubatches, and so does this one."""
+    size = PLACES[where]["page_tokens"]
+    with keeping(where, tmp_path) as runner:
+        first = turns(CONVERSATION)[0]
+        answer, _ = generate(runner, first, 200)
+        assert warm(runner, [*first, *answer, *first[:100]], size) == 512
+
+
+def test_an_edit_in_the_middle_goes_back_before_it(where: str, tmp_path: Path) -> None:
+    size = PLACES[where]["page_tokens"]
+    with keeping(where, tmp_path) as runner:
+        first, second, _ = turns(CONVERSATION)
+        generate(runner, first, 2)
+        generate(runner, second, 2)
+        edited = [*second[:700], second[700] ^ 1, *second[701:]]
+        assert warm(runner, edited, size) == 512
+        assert warm(runner, second, size) == 512, "and back again"
+        shorter = second[:650]
+        assert warm(runner, shorter, size) == 512
+
+
+def test_two_conversations_in_turns_do_not_mix(where: str, tmp_path: Path) -> None:
+    size = PLACES[where]["page_tokens"]
+    with keeping(where, tmp_path) as runner:
+        starts = [
+            (warm(runner, a, size), warm(runner, b, size))
+            for a, b in zip(turns(CONVERSATION), turns(OTHER), strict=True)
+        ]
+        assert starts == [(0, 0), (512, 512), (768, 768)]
+        assert len(runner.sessions) == 2
+
+
+def test_a_cancelled_read_leaves_the_conversation_usable(where: str, tmp_path: Path) -> None:
+    size = PLACES[where]["page_tokens"]
+    with keeping(where, tmp_path) as runner:
+        first, _, third = turns(CONVERSATION)
+        generate(runner, first, 2)
+        state = runner.start(GenerationRequest("cancelled", tuple(third), 1))
+        assert runner.read_from(state) == 512
+        runner.prefill(state, 512, 768)
+        runner.finish(state)
+        assert warm(runner, third, size) == 512
+        state = runner.start(GenerationRequest("cancelled at once", tuple(third), 1))
+        runner.finish(state)
+        assert warm(runner, third, size) == 1024
+        state = runner.start(GenerationRequest("cancelled in its answer", tuple(third), 9))
+        runner.prefill(state, 1024, len(third))
+        runner.decode(state)
+        runner.finish(state)
+        assert warm(runner, third, size) == 1024
+
+
+def test_a_cancelled_first_read_is_kept_from_its_last_checkpoint() -> None:
+    """Checkpoints of a long read are 4,096 tokens apart."""
+    prompt = (CONVERSATION * 10)[:5000]
+    with host(page_tokens=256, sessions=1) as runner:
+        wanted = generate(runner, prompt, 2)
+    with host(page_tokens=256, sessions=1) as runner:
+        state = runner.start(GenerationRequest("cancelled", tuple(prompt), 1))
+        for start in range(0, 4096 + 512, 256):
+            runner.prefill(state, start, start + 256)
+        runner.finish(state)
+        tokens, logits, state = generate_with_state(runner, prompt, 2)
+        assert state.read_from == 4096
+    assert tokens == wanted[0]
+    assert all(np.array_equal(a, b) for a, b in zip(logits, wanted[1], strict=True))
+
+
+def test_a_lost_worker_costs_a_kept_conversation_its_warmth_but_no_token(tmp_path: Path) -> None:
+    for spill, read_from in ((tmp_path, 512), (None, 0)):
+        with (
+            serving() as server,
+            host(lambda: link_to(server), sessions=1, spill_folder=spill, **PLACES["held"]) as runner,
+        ):
+            first, second, _ = turns(CONVERSATION)
+            generate(runner, first, 2)
+            connection = runner.workers[0].connection
+            assert connection is not None
+            connection.link.close()
+            server.close()
+            prompt = [*first[:590], *second[590:]]
+            assert warm(runner, prompt, 64) == read_from
+
+
+def test_the_least_recently_used_conversation_gives_way() -> None:
+    given_up: list[str] = []
+
+    class Kept:
+        def __init__(self, name: str, tokens: list[int]) -> None:
+            self.name, self.tokens = name, tokens
+
+    def common(session: Kept, equal: int) -> int:
+        return equal
+
+    sessions: Sessions[Kept] = Sessions(lambda s: given_up.append(s.name), limit=2)
+    sessions.put(Kept("a", [1, 2, 3]))
+    sessions.put(Kept("b", [1, 5]))
+    found = sessions.take([1, 2, 9], common)
+    assert found is not None
+    assert found.name == "a", "the one that saves the most"
+    assert len(sessions) == 1
+    sessions.put(found)
+    sessions.put(Kept("c", [7]))
+    assert given_up == ["b"]
+    assert sessions.take([8], common) is None
+    assert sessions.take([], common) is None
+    sessions.clear()
+    assert given_up == ["b", "a", "c"]
+    assert not sessions.drop_oldest()
+
+
+def test_more_conversations_than_are_kept_are_read_anew(tmp_path: Path) -> None:
+    third = chat("Who keeps the key?", "Notes. " + NOTES.replace("river", "garden") * 4)
+    with keeping("held", tmp_path, sessions=2) as runner:
+        prompts = [turns(c)[0] for c in (CONVERSATION, OTHER, third)]
+        assert [warm(runner, p, 64) for p in prompts] == [0, 0, 0]
+        assert len(runner.sessions) == 2
+        assert warm(runner, prompts[2], 64) == 512
+        assert warm(runner, prompts[1], 64) == 512
+        assert warm(runner, prompts[0], 64) == 0
+
+
+def test_none_is_kept_when_none_should_be(tmp_path: Path) -> None:
+    with keeping("alone", tmp_path, sessions=0) as runner:
+        first, second, _ = turns(CONVERSATION)
+        assert [warm(runner, first), warm(runner, second)] == [0, 0]
+        assert len(runner.sessions) == 0
+
+
+def test_kept_conversations_give_way_when_the_hosts_memory_is_short() -> None:
+    with host(page_tokens=100, sessions=3, host_tokens=1000) as runner:
+        a, b = turns(CONVERSATION)[0], turns(OTHER)[0]
+        assert warm(runner, a) == 0
+        assert warm(runner, a) == 512
+        assert warm(runner, b) == 0  # 600 and 600 do not fit
+        assert len(runner.sessions) == 1
+        assert warm(runner, b) == 512
+        assert warm(runner, a) == 0
+
+
+def test_pages_of_a_kept_conversation_give_way_at_a_full_worker() -> None:
+    """What is bound cannot be evicted there, so a conversation that nobody waits for must not keep it bound."""
+    from backburner.attention.select import make_engine
+    from tests.host import BEST_ENGINE, tiny
+
+    page = make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(64)) * len(tiny().model.attention_layers)
+    with (
+        serving(memory_bytes=10 * page) as server,
+        host(lambda: link_to(server), sessions=3, **PLACES["held"]) as runner,
+    ):
+        for conversation in (CONVERSATION, OTHER):
+            warm(runner, turns(conversation)[0], 64)
+        assert len(runner.sessions) == 1, "the first has given way"
+        # Whether the worker was asked again in time for the last pages depends on its speed.
+        (state,) = runner.sessions
+        assert state.table.held > 2, "the two pages that had room beside the first conversation's"
+
+
+def ask(engine: Engine, prompt: list[int]) -> tuple[Finished, list[int]]:
+    events: list[object] = []
+    engine.submit(GenerationRequest("r", tuple(prompt), 4, ignore_eos=True), events.append)
+    until(lambda: bool(events) and isinstance(events[-1], Finished | Failed), 30)
+    end = events[-1]
+    assert isinstance(end, Finished), end
+    return end, [t for e in events if isinstance(e, Delta) for t in e.token_ids]
+
+
+def test_the_engine_reports_what_was_cached() -> None:
+    made: list[object] = []  # the context lives until the engine has closed its runner
+
+    def make() -> ModelRunner:
+        context = host(sessions=2, page_tokens=100)
+        made.append(context)
+        return context.__enter__()
+
+    engine: Engine = Engine(make, "tiny")
+    engine.start()
+    try:
+        first, second, _ = turns(CONVERSATION)
+        end, tokens = ask(engine, first)
+        assert end == Finished("length", 600, 4, cached_tokens=0)
+        assert tokens == cold(tuple(first))[0][:4]
+        end, tokens = ask(engine, second)
+        assert end == Finished("length", 830, 4, cached_tokens=512)
+        assert tokens == cold(tuple(second))[0][:4]
+    finally:
+        engine.close()
