@@ -18,11 +18,11 @@ import numpy as np
 from harness import core_limits, fair_environment, finish, pin, pin_process, usable_cores
 from models import write_small
 
+from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.attention.select import make_engine
 from backburner.engine.request import GenerationRequest
-from backburner.engine.runner import ModelRunner, Sequence
+from backburner.engine.runner import ModelRunner, Placement, Sequence
 from backburner.engine.worker_link import WorkerLink
-from backburner.kv.held import MOVE_DEADLINE_S
 from backburner.kv.residency import Residency
 from backburner.model.load import load, read_tokenizer
 from backburner.transport.messages import Stats
@@ -40,8 +40,9 @@ def fill(state: Sequence, pages: dict[int, list[object]], depth: int) -> None:
         layer.offset = depth
 
 
-def random_pages(runner: ModelRunner, layers: tuple[int, ...], depth: int) -> dict[int, list[object]]:
-    geometry, engine = runner._geometry, runner._engine
+def random_pages(
+    engine: AttentionEngine, geometry: Geometry, layers: tuple[int, ...], depth: int
+) -> dict[int, list[object]]:
     generator = np.random.default_rng(0)
     pages: dict[int, list[object]] = {}
     for layer in layers:
@@ -60,7 +61,7 @@ def random_pages(runner: ModelRunner, layers: tuple[int, ...], depth: int) -> di
 
 def step(runner: ModelRunner, state: Sequence) -> tuple[float, np.ndarray]:
     start = time.perf_counter()
-    logits = runner.run(state, state.tokens[-1:], last=True)
+    logits = runner.run_token(state)
     elapsed = time.perf_counter() - start
     row = np.array(logits)
     state.tokens.append(int(row.argmax()))
@@ -92,32 +93,29 @@ def main() -> None:
     window = depth // 2
     process = LoopbackWorker(geometry.page_bytes * len(layers) * (depth // PAGE_TOKENS))
     connect = process.connector(engine.name)
-    worker = WorkerLink(
-        connect,
-        "loopback",
-        engine,
-        geometry,
-        layers,
-        loaded.model.fingerprint,
-        Residency(PAGE_TOKENS, window),
-    )
+    worker = WorkerLink(connect, "loopback", engine, geometry, layers, loaded.model.fingerprint)
     assert process.pid is not None
     if len(cores) > 1:
         pin_process(process.pid, cores[1])
-    speed = worker._link.measure()
+    assert worker.connection is not None
+    link = worker.connection.link
+    speed = link.measure()
 
-    with_worker = ModelRunner(loaded, tokenizer, engine, geometry, 2 * depth, worker)
-    alone = ModelRunner(loaded, tokenizer, engine, geometry, 2 * depth, None)
+    # Nothing may stay overdue: all pages before the window have to be held when the first token is timed.
+    placement = Placement([worker], Residency(PAGE_TOKENS, window), overdue_pages=0)
+    with_worker = ModelRunner(loaded, tokenizer, engine, geometry, 2 * depth, placement)
+    alone = ModelRunner(loaded, tokenizer, engine, geometry, 2 * depth)
     request = GenerationRequest("bench", (1,), args.tokens)
-    pages = random_pages(alone, layers, depth)
+    pages = random_pages(engine, geometry, layers, depth)
     shallow, deep, held = alone.start(request), alone.start(request), with_worker.start(request)
     fill(deep, pages, depth)
     fill(held, pages, depth)
-    with_worker._settle(held)  # offers the pages
-    wanted = (depth - window) // PAGE_TOKENS
     assert held.held is not None
-    worker._mover.wait_bound(held.held._moves, wanted, MOVE_DEADLINE_S * 4)
-    with_worker._settle(held)  # drops them
+    held.table.name_full_pages(held.tokens)
+    held.held.settle(
+        held.table, held.prompt_tokens
+    )  # offers the pages, waits until they are there, drops them
+    wanted = (depth - window) // PAGE_TOKENS
     assert held.table.held == wanted, (held.table.held, wanted)
 
     times: dict[str, list[float]] = {"base": [], "alone": [], "held": []}
@@ -131,7 +129,7 @@ def main() -> None:
             times["base"].append(base_s)
             times["alone"].append(alone_s)
             times["held"].append(held_s)
-    stats = worker._link.exchange(Stats())
+    stats = link.exchange(Stats())
     base_ms, alone_ms, held_ms = (1e3 * statistics.median(times[k]) for k in ("base", "alone", "held"))
     keys_ms = alone_ms - base_ms
     local_share = (depth - held.table.held * PAGE_TOKENS) / depth

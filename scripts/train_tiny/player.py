@@ -1,13 +1,10 @@
-"""Answers of a model folder through Backburner's own engine, with a long prefix read once for many questions."""
+"""Answers of a model folder through Backburner's own engine, which reads a long prefix once for many questions."""
 
-import copy
 from pathlib import Path
-
-import mlx.core as mx
 
 from backburner.attention.select import make_engine
 from backburner.engine.request import GenerationRequest
-from backburner.engine.runner import ModelRunner, Sequence
+from backburner.engine.runner import ModelRunner
 from backburner.engine.scheduler import Prefill, next_step
 from backburner.model.load import load, read_tokenizer
 
@@ -22,56 +19,42 @@ class Player:
         attention = make_engine(engine)
         self.tokenizer = read_tokenizer(folder)
         self.runner = ModelRunner(
-            loaded, self.tokenizer, attention, loaded.model.geometry(PAGE_TOKENS), CTX_SIZE, None
+            loaded, self.tokenizer, attention, loaded.model.geometry(PAGE_TOKENS), CTX_SIZE
         )
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _start(self, tokens: list[int]) -> Sequence:
-        return self.runner.start(GenerationRequest("evaluate", tuple(tokens), 1))
+    def read(self, text: str) -> list[int]:
+        """Reads a text, which the engine keeps, so that answers to what follows start there.
 
-    def read(self, text: str) -> Sequence:
-        """A sequence that has read a text. It ends at a special token, so that what follows tokenizes apart from it."""
+        It ends at a special token, so that what follows tokenizes apart from it.
+        """
         tokens = self.encode(text)
-        state = self._start(tokens)
-        self._run(state, 0)
-        return state
+        self._run(tokens, 1)
+        return tokens
 
-    def _run(self, state: Sequence, read: int) -> mx.array:
-        row = None
-        while read < len(state.tokens):
-            step = next_step(len(state.tokens), read)
-            stop = step.stop if isinstance(step, Prefill) else read + 1
-            row = self.runner.run(state, state.tokens[read:stop], last=stop == len(state.tokens))
-            read = stop
-        assert row is not None
-        return row
-
-    def _fork(self, base: Sequence, more: list[int]) -> Sequence:
-        """A sequence that goes on from `base` without changing it: full pages are shared, the open page is copied."""
-        state = self._start(base.tokens + more)
-        for i, theirs in enumerate(base.caches):
-            mine = state.caches[i]
-            if hasattr(theirs, "pages"):
-                mine.pages = [*theirs.pages[:-1], copy.deepcopy(theirs.pages[-1])]
-                mine.offset = theirs.offset
-            else:
-                mine.cache = list(theirs.cache)
-        state.table.keys = list(base.table.keys)
-        return state
-
-    def answer(self, text: str, base: Sequence | None = None, limit: int = 120) -> str:
+    def answer(self, text: str, base: list[int] | None = None, limit: int = 120) -> str:
         """The greedy answer to a rendered prompt, or to what follows `base`, up to the end token."""
-        more = self.encode(text)
-        state = self._fork(base, more) if base else self._start(more)
-        row = self._run(state, len(base.tokens) if base else 0)
-        out: list[int] = []
-        for _ in range(limit):
-            token = int(mx.argmax(row).item())
-            if self.runner.is_end(token):
-                break
-            out.append(token)
-            state.tokens.append(token)
-            row = self.runner.run(state, [token], last=True)
-        return self.tokenizer.decode(out)
+        return self.tokenizer.decode(self._run([*(base or ()), *self.encode(text)], limit))
+
+    def _run(self, prompt: list[int], limit: int) -> list[int]:
+        runner, out = self.runner, []
+        state = runner.start(GenerationRequest("evaluate", tuple(prompt), limit))
+        try:
+            read = runner.read_from(state)
+            while len(out) < limit:
+                step = next_step(len(prompt), read, runner.step_tokens(state))
+                if isinstance(step, Prefill):
+                    token = runner.prefill(state, step.start, step.stop)
+                    read = step.stop
+                else:
+                    token = runner.decode(state)
+                if token is None:
+                    continue
+                if runner.is_end(token):
+                    break
+                out.append(token)
+        finally:
+            runner.finish(state)
+        return out
