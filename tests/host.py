@@ -100,13 +100,17 @@ def host(
     ctx_size: int = 65_536,
     overdue_pages: int = 0,
     model: LoadedModel | None = None,
+    folder: Path = TINY,
     host_tokens: int | None = None,
     split_layer: int | None = 0,
     spill_folder: Path | None = None,
     spill_bytes: int = 2**30,
     sessions: int = 0,
 ) -> Iterator[ModelRunner]:
-    """A runner on this thread. overdue_pages 0 makes every page move as soon as the window says so."""
+    """A runner on this thread. overdue_pages 0 makes every page move as soon as the window says so.
+
+    folder: of `model`, if that is another one than tiny.
+    """
     model = model or tiny()
     attention: AttentionEngine = make_engine(engine)
     geometry = model.model.geometry(page_tokens)
@@ -119,14 +123,14 @@ def host(
         if spill_folder
         else None
     )
-    config = read_config(TINY)
+    config = read_config(folder)
     placement = Placement(
         workers=workers,
         residency=Residency(page_tokens, window_tokens),
         spill=spill,
         overdue_pages=overdue_pages,
         split_layer=split_layer,
-        fingerprint=lambda first, stop: layers_fingerprint(TINY, config, first, stop, False),
+        fingerprint=lambda first, stop: layers_fingerprint(folder, config, first, stop, False),
         host_tokens=host_tokens,
         sessions=sessions,
     )
@@ -144,7 +148,10 @@ def generate(runner: ModelRunner, prompt: Sequence[int], count: int) -> tuple[li
 
 
 def generate_with_state(
-    runner: ModelRunner, prompt: Sequence[int], count: int
+    runner: ModelRunner,
+    prompt: Sequence[int],
+    count: int,
+    before_step: Callable[[SequenceState], None] = lambda state: None,
 ) -> tuple[list[int], list[np.ndarray], SequenceState]:
     state = runner.start(GenerationRequest("test", tuple(prompt), count))
     logits: list[np.ndarray] = []
@@ -152,6 +159,7 @@ def generate_with_state(
         read = runner.read_from(state)
         while len(logits) < count:
             step = next_step(len(prompt), read, runner.step_tokens(state))
+            before_step(state)
             if isinstance(step, Prefill):
                 row = runner.read(state, step.start, step.stop)
                 read = step.stop

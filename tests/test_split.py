@@ -1,0 +1,421 @@
+"""Split reads against the host alone: the same tokens and the same bits, wherever the layers ran."""
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backburner.engine import seam as seam_module
+from backburner.engine.runner import ModelRunner
+from backburner.engine.seam import SPLIT_TOKENS_MIN, SeamChooser
+from backburner.engine.sequence import Sequence
+from backburner.engine.tail import TailRead
+from backburner.kv.pages import PageTable, PendingAttention
+from backburner.model.load import TINY, load, read_config
+from backburner.transport.messages import (
+    Attend,
+    AttendAhead,
+    Message,
+    NamePages,
+    PutPage,
+    PutRows,
+    PutState,
+    TailChunk,
+    TailOpen,
+)
+from backburner.worker.server import WorkerServer
+from backburner.worker.tail import Tail
+from benchmarks.models import SMALL, write_small
+from tests.crossing import of, watched
+from tests.host import generate, generate_with_state, host, link_to, long_prompt, serving, until
+
+PAGE = 64
+WIDE = 100_000  # a window that nothing leaves
+SEAM = 4
+ATTENTION = (3, 7)
+MODEL = ("tiny", TINY)
+TOKENS = 3
+PROMPT = long_prompt() * 4
+# As if the user went on: none of these tokens follows the same one in PROMPT.
+OTHER = [t ^ 1 for t in PROMPT]
+
+Answer = tuple[list[int], list[np.ndarray]]
+
+
+@lru_cache(maxsize=64)
+def alone(prompt: tuple[int, ...]) -> Answer:
+    with host(window_tokens=WIDE) as runner:
+        return generate(runner, prompt, TOKENS)
+
+
+def check(runner: ModelRunner, prompt: list[int], **options: Any) -> Sequence:
+    tokens, logits, state = generate_with_state(runner, prompt, TOKENS, **options)
+    same((tokens, logits), alone(tuple(prompt)))
+    return state
+
+
+def same(found: Answer, expected: Answer) -> None:
+    assert found[0] == expected[0]
+    for n, (a, b) in enumerate(zip(found[1], expected[1], strict=True)):
+        assert np.array_equal(a, b), f"logits of token {n}"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[WorkerServer]:
+    with serving(model=MODEL) as server:
+        yield server
+
+
+@pytest.fixture
+def worker(shared: WorkerServer) -> WorkerServer:
+    """For tests that need no empty one."""
+    until(lambda: shared._serving is None)  # the last test's host is leaving
+    return shared
+
+
+def seam_of(runner: ModelRunner) -> int | None:
+    assert runner._seam is not None
+    return runner._seam.seam
+
+
+def note_of(runner: ModelRunner) -> str:
+    assert runner._seam is not None
+    return runner._seam.note or ""
+
+
+# -- where and how long -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seam", range(1, 8))
+def test_a_read_split_at_any_seam_gives_the_bits_of_the_host_alone(worker: WorkerServer, seam: int) -> None:
+    with host(lambda: link_to(worker), split_layer=seam, window_tokens=WIDE) as runner:
+        check(runner, PROMPT[:789])
+        assert seam_of(runner) == seam
+        assert runner.workers[0].tail_layers == (seam, 8)
+
+
+@pytest.mark.parametrize(
+    "length", [513, 575, 576, 577, 600, 767, 768, 769, 831, 832, 833, 1023, 1024, 1025, 1087, 1089]
+)
+def test_a_split_read_of_any_length_gives_the_bits_of_the_host_alone(
+    worker: WorkerServer, length: int
+) -> None:
+    with host(lambda: link_to(worker), split_layer=SEAM, window_tokens=WIDE) as runner:
+        check(runner, PROMPT[:length])
+        assert seam_of(runner) == SEAM
+
+
+def test_a_short_read_stays_on_the_host(worker: WorkerServer) -> None:
+    sent: list[Message] = []
+    with host(lambda: watched(worker, sent.append), split_layer=SEAM, window_tokens=WIDE) as runner:
+        check(runner, PROMPT[:SPLIT_TOKENS_MIN])
+        assert seam_of(runner) is None
+    assert not of(sent, TailOpen)
+
+
+# -- several reads of one conversation --------------------------------------------------------------------------------
+
+
+def test_following_reads_of_a_conversation_push_nothing(worker: WorkerServer) -> None:
+    sent: list[Message] = []
+    conversation = PROMPT[:700]
+    with host(
+        lambda: watched(worker, sent.append), split_layer=SEAM, window_tokens=WIDE, sessions=1
+    ) as runner:
+        for n in range(3):
+            state = check(runner, conversation)
+            assert seam_of(runner) == SEAM
+            assert state.read_from == (0, 512, 1280)[n]
+            # The same conversation goes on: what was answered, then something new.
+            conversation = [*state.tokens[:-1], *OTHER[: 700 if n == 0 else 600]]
+    assert len(of(sent, TailOpen)) == 3
+    assert not of(sent, PutRows)
+    assert not of(sent, PutState)
+    chunks = of(sent, TailChunk)
+    assert [c.position for c in chunks] == list(range(0, chunks[-1].position + 1, 256)), "nothing twice"
+
+
+def test_of_two_conversations_with_one_beginning_each_finds_its_own_tail(worker: WorkerServer) -> None:
+    sent: list[Message] = []
+    with host(
+        lambda: watched(worker, sent.append), split_layer=SEAM, window_tokens=WIDE, sessions=2
+    ) as runner:
+        long = check(runner, PROMPT[:1300])
+        short = check(runner, PROMPT[:700])
+        assert (long.read_from, short.read_from) == (0, 0), "the long one is kept for its own next request"
+        sent.clear()
+        for state, other in ((short, PROMPT[:1200]), (long, PROMPT[:1300] + OTHER[:600])):
+            assert check(runner, other) is state
+            assert seam_of(runner) == SEAM
+    assert not of(sent, PutRows)
+    assert not of(sent, PutState)
+
+
+def test_after_an_edit_the_rows_are_cut_and_the_states_are_pushed(worker: WorkerServer) -> None:
+    sent: list[Message] = []
+    with host(
+        lambda: watched(worker, sent.append), split_layer=SEAM, window_tokens=WIDE, sessions=1
+    ) as runner:
+        check(runner, PROMPT[:900])
+        check(runner, PROMPT[:1400])
+        sent.clear()
+        state = check(runner, PROMPT[:1000] + OTHER[1000:1400])
+        assert state.read_from == 768
+        assert seam_of(runner) == SEAM
+    assert not of(sent, PutRows), "the worker cut its own"
+    assert [(s.layer, s.position) for s in of(sent, PutState)] == [(4, 768), (5, 768), (6, 768)]
+
+
+def test_a_worker_that_was_started_anew_gets_rows_and_states_back() -> None:
+    sent: list[Message] = []
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serving(model=MODEL)) for _ in range(2)]
+        connects = iter(servers)
+        runner = stack.enter_context(
+            host(
+                lambda: watched(next(connects, servers[-1]), sent.append),
+                split_layer=SEAM,
+                window_tokens=WIDE,
+                sessions=1,
+            )
+        )
+        check(runner, PROMPT[:700])
+        connection = runner.workers[0].connection
+        assert connection is not None
+        connection.link.close()
+        assert runner.workers[0].await_return(5.0)
+        sent.clear()
+        state = check(runner, PROMPT[:1300])
+        assert state.read_from == 512
+        assert seam_of(runner) == SEAM
+    assert sum(r.k.shape[1] for r in of(sent, PutRows)) == 512
+    assert {r.layer for r in of(sent, PutRows)} == {7}
+    assert {s.layer for s in of(sent, PutState)} == {4, 5, 6}
+
+
+# -- past the window --------------------------------------------------------------------------------------------------
+
+
+def test_pages_that_the_tail_made_are_born_held() -> None:
+    sent: list[Message] = []
+    prompt = PROMPT[:1025]
+    with (
+        serving(model=MODEL) as server,
+        host(lambda: watched(server, sent.append), split_layer=SEAM, window_tokens=128) as runner,
+    ):
+        state = check(runner, prompt)
+        keys = list(state.table.keys)
+        assert seam_of(runner) == SEAM
+        assert state.table.held >= 12, "the test must really go past the window"
+    made = set(keys[: 1024 // PAGE])
+    assert of(sent, NamePages)
+    assert {p.layer for p in of(sent, PutPage) if p.key in made} == {3}
+
+
+@pytest.mark.parametrize("seam", [0, SEAM])
+def test_the_second_half_asks_before_the_first_computes(
+    monkeypatch: pytest.MonkeyPatch, worker: WorkerServer, seam: int
+) -> None:
+    events: list[tuple[str, int, int]] = []  # what, layer, queries
+    tables: list[PageTable] = []  # the host's; the worker's tail has one, too
+
+    def posted(message: Message) -> None:
+        if isinstance(message, Attend):
+            events.append(("ask", message.layer, message.q.shape[1]))
+
+    result = PendingAttention.result
+
+    def computed(self: PendingAttention) -> Any:
+        if self._table in tables:
+            events.append(("compute", -1, self._q.shape[1]))
+        return result(self)
+
+    monkeypatch.setattr(PendingAttention, "result", computed)
+
+    def before_step(state: Sequence) -> None:
+        tables.append(state.table)
+        events.append(("step", state.table.tokens, state.table.held))
+
+    prompt = PROMPT[:1281]
+    expected = alone(tuple(prompt))
+    with host(lambda: watched(worker, posted), split_layer=seam, window_tokens=128) as runner:
+        tokens, logits, _ = generate_with_state(runner, prompt, TOKENS, before_step=before_step)
+    same((tokens, logits), expected)
+    steps = [i for i, e in enumerate(events) if e[0] == "step"]
+    halves = [events[a + 1 : b] for a, b in itertools.pairwise(steps)]
+    two = [group for group in halves if sum(e == ("ask", 3, 256) for e in group) == 2]
+    assert two, "no step had two halves"
+    for group in two:
+        what = [kind for kind, _, _ in group]
+        if seam:  # one attention layer in the head
+            assert what == ["ask", "ask", "compute", "compute"]
+        else:
+            assert what == ["ask", "ask", "compute", "ask", "compute", "ask", "compute", "compute"]
+
+
+@pytest.mark.parametrize("seam", [0, SEAM])
+def test_two_workers_hold_pages_of_one_conversation(seam: int) -> None:
+    sent: list[list[Message]] = [[], []]
+    with serving(model=MODEL) as one, serving(model=MODEL) as two:
+        connects = [lambda: watched(one, sent[0].append), lambda: watched(two, sent[1].append)]
+        with host(connects, split_layer=seam, window_tokens=128) as runner:
+            check(runner, PROMPT[:1025])
+            assert all(w.held_pages > 0 for w in runner.workers)
+            assert seam_of(runner) == (seam or None)
+    assert of(sent[0], Attend)
+    assert of(sent[1], AttendAhead), "its partials are folded onto the first one's"
+
+
+# -- a chain ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of twelve layers."""
+    shape = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 4,
+        "head_dim": 32,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    }
+    return write_small(tmp_path_factory.mktemp("twelve"), SMALL | shape)
+
+
+def test_a_chain_of_two_workers_runs_the_tail(twelve: Path) -> None:
+    model = load("twelve", twelve)
+    first, second = PROMPT[:700], PROMPT[:1300]
+    with host(model=model, folder=twelve, window_tokens=WIDE) as runner:
+        expected = [generate(runner, prompt, TOKENS) for prompt in (first, second)]
+    sent: list[list[Message]] = [[], []]
+    options: dict[str, Any] = {"model": model, "folder": twelve, "split_layer": SEAM, "sessions": 1}
+    with serving(model=("twelve", twelve)) as one, serving(model=("twelve", twelve)) as two:
+        connects = [lambda: watched(one, sent[0].append), lambda: watched(two, sent[1].append)]
+        for window in (WIDE, 128):
+            until(lambda: one._serving is None and two._serving is None)
+            with host(connects, window_tokens=window, **options) as runner:
+                for prompt, answer in zip((first, second), expected, strict=True):
+                    same(generate(runner, prompt, TOKENS), answer)
+                    assert [w.tail_layers for w in runner.workers] == [(4, 8), (8, 12)]
+        for messages in sent:
+            chunks = of(messages, TailChunk)
+            assert [c.position for c in chunks] == 2 * [0, 256, 512, 768, 1024]
+            assert not of(messages, PutRows)
+
+        def cut(state: Sequence) -> None:
+            if state.tail is not None and state.table.layers[3].offset == 768:
+                runner.workers[1]._current.link._channel.close()
+
+        until(lambda: one._serving is None and two._serving is None)
+        with host(connects, window_tokens=WIDE, **options) as runner:
+            tokens, logits, _ = generate_with_state(runner, second, TOKENS, before_step=cut)
+            same((tokens, logits), expected[1])
+
+
+# -- who decides ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("worker_us", "expected"), [(1000.0, 4), (200.0, 4), (3000.0, None)])
+def test_auto_takes_the_seam_that_measured_speeds_say(
+    monkeypatch: pytest.MonkeyPatch, worker: WorkerServer, worker_us: float, expected: int | None
+) -> None:
+    asked: list[seam_module.Speeds] = []
+    best = seam_module.best_seam
+
+    def spy(speeds: seam_module.Speeds, cycle: int, current: int | None = None) -> int | None:
+        asked.append(speeds)
+        return best(speeds, cycle, current)
+
+    monkeypatch.setattr(seam_module, "best_seam", spy)
+    monkeypatch.setattr(SeamChooser, "observe_host", lambda self, layers, seconds: None)
+    monkeypatch.setattr(Tail, "_measure", lambda *_: worker_us)
+    with host(lambda: link_to(worker), split_layer=None, window_tokens=WIDE) as runner:
+        assert runner._seam is not None
+        runner._seam._host_layer_us = 1000.0
+        check(runner, PROMPT[:600])
+        assert seam_of(runner) == expected
+        assert (note_of(runner) == "") is (expected is not None)
+        assert expected or "would not pay" in note_of(runner)
+    assert (asked[-1].layers, asked[-1].host_layer_us, asked[-1].worker_layer_us) == (8, 1000.0, worker_us)
+    assert asked[-1].link_us > 0
+
+
+def test_auto_knows_the_hosts_speed_after_warming_up(worker: WorkerServer) -> None:
+    with host(lambda: link_to(worker), split_layer=None, window_tokens=WIDE) as runner:
+        runner.warm_up()
+        assert runner._seam is not None
+        assert runner._seam._host_layer_us
+        check(runner, PROMPT[:600])
+        assert seam_of(runner) == 4 or "would not pay" in note_of(runner)
+
+
+def test_a_worker_without_a_model_leaves_reads_to_the_host() -> None:
+    with (
+        serving() as server,
+        host(lambda: link_to(server), split_layer=None, window_tokens=WIDE) as runner,
+    ):
+        check(runner, PROMPT[:600])
+        assert seam_of(runner) is None
+        assert "has no model" in note_of(runner)
+
+
+def test_a_worker_with_other_weights_leaves_reads_to_the_host(tmp_path: Path) -> None:
+    config = read_config(TINY)
+    other = write_small(tmp_path / "other", json.loads(json.dumps(config)), seed=7)
+    with (
+        serving(model=("other", other)) as server,
+        host(lambda: link_to(server), split_layer=SEAM, window_tokens=WIDE) as runner,
+    ):
+        for length in (600, 700):
+            check(runner, PROMPT[:length])
+            assert seam_of(runner) is None
+        assert "give both the same --model" in note_of(runner)
+
+
+# -- what may go wrong in it ------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_runs_out_of_memory_leaves_the_rest_to_the_host() -> None:
+    sent: list[Message] = []
+    with (
+        serving(300_000, model=MODEL) as server,  # four pages of one layer
+        host(lambda: watched(server, sent.append), split_layer=SEAM, window_tokens=WIDE) as runner,
+    ):
+        check(runner, PROMPT[:1025])
+        assert len(of(sent, TailChunk)) > 1, "it was split until then"
+        check(runner, PROMPT[:600])
+
+
+@pytest.mark.parametrize("cut_at", [None, 512, 768, 1024, 1280])
+def test_a_long_read_moves_its_base_and_can_still_be_cut(
+    monkeypatch: pytest.MonkeyPatch, worker: WorkerServer, cut_at: int | None
+) -> None:
+    monkeypatch.setattr(
+        seam_module, "TailRead", functools.partial(TailRead, residual_bytes_max=256 * 192 * 4)
+    )
+    bases: list[int] = []
+
+    def before_step(state: Sequence) -> None:
+        if state.tail is None:
+            return
+        bases.append(state.tail._base.position)
+        if cut_at == state.table.layers[3].offset:
+            runner.workers[0]._current.link._channel.close()
+
+    with host(lambda: link_to(worker), split_layer=SEAM, window_tokens=WIDE) as runner:
+        check(runner, PROMPT[:1300], before_step=before_step)
+    if cut_at is None:
+        assert bases[-1] > 0, "the base did not move"
+        assert bases == sorted(bases)
+        assert len(set(bases)) > 1
