@@ -209,7 +209,10 @@ class SplitDecodeRunner:
     @staticmethod
     def _top(sampling: SamplingParams) -> int:
         """How many logits sampling needs; 0: all of them."""
-        return 1 if sampling.temperature == 0 else sampling.top_k
+        if sampling.temperature == 0:
+            return 1
+        # The sampler cuts by top_p first, from the probabilities of all tokens.
+        return sampling.top_k if sampling.top_p >= 1 else 0
 
     def _choose(self, state: _State, logits: mx.array) -> int:
         token = state.sequence.sample(logits)

@@ -1,0 +1,287 @@
+"""Split decode: a host that has the first layers alone writes what one that has them all would write."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backburner.attention.select import make_engine
+from backburner.engine import split_decode
+from backburner.engine.request import GenerationRequest, SamplingParams
+from backburner.engine.scheduler import Prefill, next_step
+from backburner.engine.split_decode import SplitDecodeRunner
+from backburner.engine.worker_link import WorkerLink
+from backburner.errors import WorkerLost
+from backburner.model.fingerprint import layers_fingerprint
+from backburner.model.load import TINY, LoadedModel, Part, load, read_config
+from backburner.transport.link import Link
+from backburner.transport.messages import Message, TailAck, TailChunk
+from backburner.worker.server import WorkerServer
+from tests.crossing import of, watched
+from tests.host import BEST_ENGINE, generate, host, link_to, long_prompt, serving, tokenizer, until
+from tests.processes import ask, serve, worker
+
+SEAM = 4
+LAYERS = 8
+PAGE = 64
+MODEL = ("tiny", TINY)
+PROMPT = (long_prompt() * 4)[:1400]
+TOKENS = 8
+STEPS = 6 + TOKENS - 1  # ubatches of the prompt, the last of which gives the first token
+
+Answer = tuple[list[int], list[np.ndarray]]
+
+
+@lru_cache
+def head() -> LoadedModel:
+    return load("tiny", TINY, part=Part(0, SEAM, False))
+
+
+@lru_cache
+def alone(prompt: tuple[int, ...], count: int = TOKENS) -> Answer:
+    with host(window_tokens=100_000) as runner:
+        return generate(runner, prompt, count)
+
+
+@contextmanager
+def split(connect: Callable[[], Link]) -> Iterator[SplitDecodeRunner]:
+    model, engine, config = head().model, make_engine(BEST_ENGINE), read_config(TINY)
+    geometry = model.geometry(PAGE)
+    link = WorkerLink(connect, "test", engine, geometry, model.attention_layers, model.fingerprint)
+    runner = SplitDecodeRunner(
+        head(),
+        tokenizer(),
+        engine,
+        geometry,
+        65_536,
+        link,
+        LAYERS,
+        lambda first, stop: layers_fingerprint(TINY, config, first, stop, True),
+    )
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def write(
+    runner: SplitDecodeRunner,
+    prompt: list[int],
+    count: int = TOKENS,
+    before_step: Callable[[int], None] = lambda number: None,
+) -> tuple[list[int], list[np.ndarray], int]:
+    """Greedy tokens, the logits that each was chosen from, and where the read began."""
+    state = runner.start(GenerationRequest("test", tuple(prompt), count))
+    began = read = runner.read_from(state)
+    logits: list[np.ndarray] = []
+    number = 0
+    try:
+        while len(logits) < count:
+            number += 1
+            before_step(number)
+            step = next_step(len(prompt), read, runner.step_tokens(state))
+            if isinstance(step, Prefill):
+                row = runner.read(state, step.start, step.stop)
+                read = step.stop
+            else:
+                row = runner.run_token(state)
+            if row is not None:
+                logits.append(np.array(row.astype(mx.float32)))
+                state.tokens.append(int(mx.argmax(row).item()))
+    finally:
+        runner.finish(state)
+    return state.tokens[len(prompt) :], logits, began
+
+
+def check(runner: SplitDecodeRunner, prompt: list[int], **options: Callable[[int], None]) -> int:
+    tokens, logits, began = write(runner, prompt, **options)
+    expected = alone(tuple(prompt))
+    assert tokens == expected[0]
+    for n, (a, b) in enumerate(zip(logits, expected[1], strict=True)):
+        assert np.array_equal(a, b), f"logits of token {n}"
+    return began
+
+
+@pytest.fixture
+def all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SplitDecodeRunner, "_top", staticmethod(lambda sampling: 0))
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[WorkerServer]:
+    with serving(model=MODEL) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: WorkerServer) -> WorkerServer:
+    """For tests that need no empty one."""
+    until(lambda: shared._serving is None)  # the last test's host is leaving
+    return shared
+
+
+@pytest.mark.parametrize("length", [1, 2, 255, 256, 257, 511, 512, 513, 1400])
+def test_logits_are_the_bits_of_a_host_that_has_all_layers(
+    server: WorkerServer, all_logits: None, length: int
+) -> None:
+    with split(lambda: link_to(server)) as runner:
+        check(runner, PROMPT[:length])
+
+
+def through(runner: Any, prompt: list[int], sampling: SamplingParams) -> list[int]:
+    """Tokens as the engine would get them, sampled by the runner."""
+    state = runner.start(GenerationRequest("test", tuple(prompt), TOKENS, sampling))
+    read, tokens = runner.read_from(state), []
+    while len(tokens) < TOKENS:
+        step = next_step(len(prompt), read, runner.step_tokens(state))
+        if isinstance(step, Prefill):
+            token = runner.prefill(state, step.start, step.stop)
+            read = step.stop
+        else:
+            token = runner.decode(state)
+        if token is not None:
+            tokens.append(token)
+    runner.finish(state)
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("sampling", "top"),
+    [
+        (SamplingParams(temperature=0.0), 1),
+        (SamplingParams(temperature=0.8, top_k=5, seed=7), 5),
+        (SamplingParams(temperature=1.5, top_k=20, min_p=0.01, seed=7), 20),
+        (SamplingParams(temperature=1.5, top_p=0.7, top_k=20, seed=7), 0),
+        (SamplingParams(temperature=0.8, seed=7), 0),
+    ],
+    ids=["greedy", "top-k", "top-k and min-p", "top-p and top-k", "all"],
+)
+def test_tokens_are_those_of_a_host_that_has_all_layers(
+    server: WorkerServer, sampling: SamplingParams, top: int
+) -> None:
+    sent: list[Message] = []
+    prompt = PROMPT[:600]
+    with host(window_tokens=100_000) as runner:
+        expected = through(runner, prompt, sampling)
+    with split(lambda: watched(server, sent.append)) as runner:
+        assert through(runner, prompt, sampling) == expected
+    asked = [c.top for c in of(sent, TailChunk)]
+    assert asked == [None, None, *[top] * TOKENS], "what crosses is what sampling needs"
+
+
+def test_a_following_read_goes_on_where_the_last_one_stood(server: WorkerServer, all_logits: None) -> None:
+    with split(lambda: link_to(server)) as runner:
+        assert check(runner, PROMPT[:700]) == 0
+        assert check(runner, PROMPT[:1400]) == 512
+        assert check(runner, PROMPT[:1400]) == 1280
+
+
+def test_an_edit_reads_again_from_the_last_checkpoint(server: WorkerServer, all_logits: None) -> None:
+    sent: list[Message] = []
+    with split(lambda: watched(server, sent.append)) as runner:
+        assert check(runner, PROMPT[:900]) == 0
+        assert check(runner, PROMPT[:1400]) == 768
+        sent.clear()
+        edited = PROMPT[:1000] + [t ^ 1 for t in PROMPT[1000:1300]]
+        assert check(runner, edited) == 768
+    assert of(sent, TailChunk)[0].position == 768
+
+
+def test_a_cancelled_read_is_gone_on_with(server: WorkerServer, all_logits: None) -> None:
+    with split(lambda: link_to(server)) as runner:
+        check(runner, PROMPT[:700])
+        state = runner.start(GenerationRequest("test", tuple(PROMPT), TOKENS))
+        runner.read(state, 512, 768)
+        runner.finish(state)
+        check(runner, PROMPT)
+
+
+@pytest.mark.parametrize("step", range(1, 16))
+def test_a_link_cut_before_any_step_costs_only_time(
+    server: WorkerServer, all_logits: None, step: int
+) -> None:
+    def before_step(number: int) -> None:
+        if number == step:
+            runner.worker._current.link._channel.close()
+
+    with split(lambda: link_to(server)) as runner:
+        check(runner, PROMPT, before_step=before_step)
+        assert runner.worker.reconnects == (step <= STEPS)
+
+
+@pytest.mark.parametrize("step", [2, 5, 9])
+def test_a_worker_that_was_started_anew_reads_what_it_lost(all_logits: None, step: int) -> None:
+    with serving(model=MODEL) as first, serving(model=MODEL) as second:
+        servers = [first]
+
+        def before_step(number: int) -> None:
+            if number == step:
+                servers[0] = second
+                runner.worker._current.link._channel.close()
+
+        with split(lambda: link_to(servers[0])) as runner:
+            check(runner, PROMPT, before_step=before_step)
+            assert runner.worker.reconnects == 1
+
+
+def test_a_worker_that_stays_away_ends_the_request_with_a_named_error(
+    monkeypatch: pytest.MonkeyPatch, all_logits: None
+) -> None:
+    monkeypatch.setattr(split_decode, "RETURN_DEADLINE_S", 0.5)
+    with serving(model=MODEL) as server:
+        servers = [server]
+        with split(lambda: link_to(servers[0], 1.0)) as runner:
+
+            def before_step(number: int) -> None:
+                if number == 8:
+                    server.close()
+                    runner.worker._current.link._channel.close()
+
+            with pytest.raises(WorkerLost, match="Send the request again"):
+                write(runner, PROMPT, before_step=before_step)
+            with pytest.raises(WorkerLost):
+                runner.start(GenerationRequest("test", tuple(PROMPT), 1))
+            assert len(runner.sessions) == 0, "it is in no state to go on from"
+            with serving(model=MODEL) as servers[0]:
+                assert runner.worker.await_return(5.0)
+                check(runner, PROMPT)
+
+
+def test_chunks_are_answered_in_order_and_only_the_last_with_logits(
+    server: WorkerServer, all_logits: None
+) -> None:
+    acks: list[TailAck] = []
+
+    class Noting(Link):
+        def wait(self, tag: int, timeout_s: float | None = None) -> Message:
+            reply = super().wait(tag, timeout_s)
+            if isinstance(reply, TailAck):
+                acks.append(reply)
+            return reply
+
+    def connect_noting() -> Link:
+        link = link_to(server)
+        return Noting(link._channel, link.timeout_s)
+
+    with split(connect_noting) as runner:
+        check(runner, PROMPT[:1025])
+    assert [a.position for a in acks] == [256, 512, 768, 1024, *range(1025, 1025 + TOKENS)]
+    assert [a.logits is not None for a in acks] == [False] * 4 + [True] * TOKENS
+    assert all(a.k is None and a.residual is None for a in acks), "nobody here could use them"
+
+
+def test_served_by_processes_it_answers_as_a_host_alone() -> None:
+    with serve("--device", "none") as server:
+        expected = ask(server)
+    with (
+        worker(0, "--model", "tiny") as (_, port),
+        serve("--split-decode", "4", "--device", f"tcp://127.0.0.1:{port}") as server,
+    ):
+        assert ask(server) == expected
+        assert ask(server) == expected
+        assert server.health()["worker"]["state"] == "ready"
+        assert "Traceback" not in server.output
