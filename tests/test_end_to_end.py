@@ -68,6 +68,26 @@ def test_a_stream_is_the_same_text_in_pieces(servers: dict[str, Server], referen
     assert chunks[-1].usage.prompt_tokens > 256, "the prompt must pass the window"
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_second_turn_says_what_was_cached_and_is_the_same_text(
+    servers: dict[str, Server], device: str
+) -> None:
+    def turn(server: Server, question: str) -> tuple[str, int]:
+        fact = "Notes. The code of the old mill is 7305. "  # a text that no other test sends
+        body = {"model": MODEL, "messages": messages(30, question, fact), "max_tokens": 24}
+        reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+        return (
+            reply["choices"][0]["message"]["content"],
+            reply["usage"]["prompt_tokens_details"]["cached_tokens"],
+        )
+
+    assert turn(servers[device], "What is the code of the old mill?")[1] == 0
+    text, cached = turn(servers[device], "What is the code of the mill, please?")
+    assert cached >= 256
+    with serve("--device", "none") as fresh:
+        assert turn(fresh, "What is the code of the mill, please?") == (text, 0)
+
+
 def test_completions_are_the_same_on_every_device(servers: dict[str, Server]) -> None:
     prompt = (
         "The code of the blue gate is 4821. " + "The river was calm. " * 80 + "The code of the blue gate is"

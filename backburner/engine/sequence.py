@@ -13,7 +13,7 @@ from backburner.kv.held import HeldPages
 from backburner.kv.keys import page_key
 from backburner.kv.pages import PageTable
 
-# Checkpoints kept for a sequence besides the newest. One takes 151 MB in a 27B model.
+# Checkpoints kept for a sequence, with the newest. One takes 151 MB in a 27B model.
 CHECKPOINTS_MAX = 4
 
 # How far apart checkpoints of a long read are. Going back costs reading again from the one before: 4,096 tokens are
