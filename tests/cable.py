@@ -1,8 +1,10 @@
-"""A small TCP proxy between host and worker that cuts, stalls or damages the stream at a chosen byte."""
+"""A small TCP proxy between host and worker that cuts, stalls or damages the stream at a chosen byte, or says so."""
 
 import contextlib
 import socket
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,10 +18,10 @@ class Fault:
     """What happens to the stream of one direction when `at` bytes have passed.
 
     With a frame (its kind, and how many of that kind came before), `at` counts from where that frame starts: two
-    threads send, so the same frame is elsewhere in each run.
+    threads send, so the same frame is elsewhere in each run. `act` only calls the cable's action.
     """
 
-    kind: Literal["cut", "stall", "flip"]
+    kind: Literal["cut", "stall", "flip", "act"]
     direction: Direction
     at: int
     bit: int = 0
@@ -31,11 +33,21 @@ class Fault:
 
 
 class Cable:
-    """One connection at a time to `port`, through a port of its own. Each has the fault, until it is healed."""
+    """One connection at a time to `port`, through a port of its own. Each has the fault, until it is healed.
 
-    def __init__(self, port: int, fault: Fault | None = None) -> None:
-        self._target = port
+    Frames that a fault counts are those that come while `armed` is set, as it is at first.
+    """
+
+    def __init__(
+        self, port: int, fault: Fault | None = None, action: Callable[[], None] = lambda: None
+    ) -> None:
+        self.target = port  # of connections to come
+        self.armed = threading.Event()
+        self.armed.set()
+        self.hit_s: float | None = None  # when the fault came to pass
         self._fault = fault
+        self._action = action
+        self._frozen = False
         self.passed = {"up": bytearray(), "down": bytearray()}  # of the first connection, for choosing faults
         self._first = True
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -51,6 +63,10 @@ class Cable:
         """From now on nothing happens to connections that are made."""
         self._fault = None
 
+    def freeze(self) -> None:
+        """From now on everything is accepted and nothing passes."""
+        self._frozen = True
+
     def close(self) -> None:
         for sock in self._sockets:
             with contextlib.suppress(OSError):
@@ -61,7 +77,11 @@ class Cable:
         with contextlib.suppress(OSError):
             while True:
                 host, _ = self._listener.accept()
-                worker = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    worker = socket.create_connection(("127.0.0.1", self.target))
+                except OSError:  # nobody is there
+                    host.close()
+                    continue
                 for sock in (host, worker):
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self._sockets.append(sock)
@@ -77,17 +97,22 @@ class Cable:
         stalled = False
         fault = fault if fault is not None and fault.direction == direction else None
         waiting = b""  # a header that is not whole yet: where the fault is depends on it
-        found = _Place(fault) if fault is not None else None
+        found = _Place(fault, self.armed) if fault is not None else None
         with contextlib.suppress(OSError):
             while received := source.recv(2**16):
-                if stalled:
+                if stalled or self._frozen:
                     continue
                 data, waiting = waiting + received, b""
                 place = None
                 if fault is not None and found is not None:
                     data, waiting, place = found.within(data)
                 if fault is not None and place is not None:
-                    if fault.kind == "flip":
+                    self.hit_s = time.monotonic()
+                    if fault.kind == "act":
+                        sink.sendall(data[:place])
+                        self._action()
+                        data = b"" if self._frozen else data[place:]
+                    elif fault.kind == "flip":
                         changed = bytearray(data)
                         changed[place] ^= 1 << fault.bit
                         data = bytes(changed)
@@ -108,8 +133,9 @@ class Cable:
 class _Place:
     """Follows one stream, to find where its fault is."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: Fault, armed: threading.Event) -> None:
         self._fault = fault
+        self._armed = armed
         self._at = fault.at if fault.frame is None else None  # in the stream, once it is known
         self._passed = 0
         self._next_frame = 0
@@ -125,7 +151,7 @@ class _Place:
                 break
             _, _, kind, _, _, meta_len, body_len, _ = HEADER.unpack_from(data, start)
             assert self._fault.frame is not None
-            if kind == self._fault.frame[0]:
+            if kind == self._fault.frame[0] and self._armed.is_set():
                 if self._before == self._fault.frame[1]:
                     self._at = self._next_frame + self._fault.at
                 self._before += 1

@@ -419,3 +419,22 @@ def test_a_long_read_moves_its_base_and_can_still_be_cut(
         assert bases[-1] > 0, "the base did not move"
         assert bases == sorted(bases)
         assert len(set(bases)) > 1
+
+
+@pytest.mark.parametrize("lost_at", [256, 512, 768, 1024])
+def test_a_worker_lost_with_either_half_of_a_step_costs_no_token(
+    monkeypatch: pytest.MonkeyPatch, worker: WorkerServer, tmp_path: Path, lost_at: int
+) -> None:
+    push = TailRead.push
+    steps: list[int] = []
+
+    def lose(self: TailRead, position: int, *arguments: Any) -> None:
+        steps.append(position)
+        if position == lost_at:
+            self.stages[0].connection.link.close()
+        push(self, position, *arguments)
+
+    monkeypatch.setattr(TailRead, "push", lose)
+    with host(lambda: link_to(worker), split_layer=SEAM, window_tokens=128, spill_folder=tmp_path) as runner:
+        check(runner, PROMPT[:1300])
+    assert steps[-1] == lost_at

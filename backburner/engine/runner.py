@@ -272,11 +272,11 @@ class ModelRunner:
     def _read_ubatches(self, state: Sequence, start: int, stop: int) -> None:
         """Ubatches before the last. Where old pages are held they go through the layers together, so that one's
         questions are answered while the other computes here."""
-        tail = state.tail
-        layers = tail.seam if tail is not None else len(self._model.layers)
         starts = list(range(start, stop, UBATCH_TOKENS))
         groups = [starts] if state.table.held else [[s] for s in starts]
         for group in groups:
+            tail = state.tail
+            layers = tail.seam if tail is not None else len(self._model.layers)
             if tail is None and group[0] % CHECKPOINT_TOKENS == 0 and group[0] > 0:
                 state.keep(group[0])
             begun = time.perf_counter()
@@ -287,12 +287,14 @@ class ModelRunner:
             if self._seam is not None and len(blocks[-1]) == UBATCH_TOKENS:
                 self._seam.observe_host(layers, (time.perf_counter() - begun) / len(group))
             for s, residual in zip(group, residuals, strict=True):
-                self._push(state, s, residual)
+                if state.tail is not None:
+                    self._push(state, s, residual)
+                elif tail is not None:  # lost with the half before: this one's tail is run here, after that
+                    self._model.run_layers(residual, state.caches, layers, len(self._model.layers))
+                    mx.eval(self._states(state, layers))
 
     def _push(self, state: Sequence, start: int, residual: mx.array) -> None:
-        tail = state.tail
-        if tail is None:
-            return
+        tail: TailRead = state.tail
         try:
             tail.push(start, residual, state.name_ubatches(start + UBATCH_TOKENS)[-1])
         except TailLost as e:
