@@ -79,13 +79,20 @@ def test_later_turns_have_the_bits_of_a_fresh_host(where: str, tmp_path: Path) -
         assert (runner.sessions.take(third, lambda s, n: s.table.held) is not None) is ("held" in where)
 
 
-def test_a_turn_that_keeps_the_answer_goes_on_behind_the_prompt(where: str, tmp_path: Path) -> None:
-    """Rows of an answer were made token by token: a fresh read makes them in ubatches, and so does this one."""
+@pytest.mark.parametrize("more", [10, 100])
+def test_a_turn_that_keeps_the_answer_goes_on_behind_the_prompt(
+    where: str, more: int, tmp_path: Path
+) -> None:
+    """Rows of an answer were made token by token: a fresh read makes them in ubatches, and so does this one.
+
+    With 10 tokens more, the last ubatch covers the whole answer: its pages are the conversation's own both times, with
+    the same tokens and other rows.
+    """
     size = PLACES[where]["page_tokens"]
     with keeping(where, tmp_path) as runner:
         first = turns(CONVERSATION)[0]
-        answer, _ = generate(runner, first, 200)
-        assert warm(runner, [*first, *answer, *first[:100]], size) == 512
+        answer, _ = generate(runner, first, 150)
+        assert warm(runner, [*first, *answer, *first[:more]], size) == 512
 
 
 def test_an_edit_in_the_middle_goes_back_before_it(where: str, tmp_path: Path) -> None:

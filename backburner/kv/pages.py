@@ -187,6 +187,8 @@ class PageTable:
             layer.truncate(tokens)
         full = tokens // self.geometry.page_tokens
         del self.keys[full:]
+        # The same tokens may come again in other steps, with other bits: not under the names that went before.
+        self._salt = secrets.token_bytes(16)
         self.held = min(self.held, full)
 
     def page(self, index: int) -> Iterator[tuple[int, Any]]:
