@@ -171,6 +171,30 @@ def test_a_lost_worker_costs_a_kept_conversation_its_warmth_but_no_token(tmp_pat
             assert warm(runner, prompt, 64) == read_from
 
 
+def test_a_worker_that_comes_back_is_not_sent_what_it_still_has(tmp_path: Path) -> None:
+    """Its process lived on, only the link was lost."""
+    with (
+        serving() as server,
+        host(lambda: link_to(server), sessions=1, spill_folder=tmp_path, **PLACES["held"]) as runner,
+    ):
+        first, second, _ = turns(CONVERSATION)
+        generate(runner, first, 2)
+        (worker,) = runner.workers
+        connection = worker.connection
+        assert connection is not None
+        connection.link.close()
+        until(lambda: worker.connection is not None)
+        assert worker.connection is not connection
+        assert warm(runner, second, 64) == 512
+        (state,) = runner.sessions
+        layers, back = len(state.table.layers), worker.connection
+        assert back is not None
+        assert state.held is not None
+        assert state.held.held_on(0, state.table.held) == state.table.held, "in use again, for all pages"
+        assert back.mover.found_pages >= 512 // 64 * layers
+        assert back.mover.moved_pages <= (len(second) + TOKENS - 512) // 64 * layers
+
+
 def test_the_least_recently_used_conversation_gives_way() -> None:
     given_up: list[str] = []
 
