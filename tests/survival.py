@@ -10,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from backburner.engine.runner import ModelRunner
 from backburner.engine.sequence import Sequence as SequenceState
 from backburner.errors import BackburnerError
@@ -77,6 +79,7 @@ class Cell:
     moment: str
     happened: bool = False
     same_tokens: bool = False
+    identical: bool = False  # the logits, too, bit for bit
     error: str | None = None
     notice_s: float | None = None  # from the fault until the host knew
     seconds: float = 0.0
@@ -131,10 +134,10 @@ def process() -> Iterator[WorkerProcess]:
 
 
 @lru_cache
-def answer() -> list[int]:
-    """What a host alone writes."""
+def answer() -> tuple[list[int], list[np.ndarray]]:
+    """What a host alone writes, and the logits that each token was chosen from."""
     with host(window_tokens=WINDOW) as runner:
-        return generate(runner, PROMPT, TOKENS)[0]
+        return generate(runner, PROMPT, TOKENS)
 
 
 def run_cell(fault: str, moment: str, folder: Path, timeout_s: float, processes: bool) -> Cell:
@@ -176,8 +179,9 @@ def run_cell(fault: str, moment: str, folder: Path, timeout_s: float, processes:
                 cable.armed.set()
 
         try:
-            tokens, _, _ = generate_with_state(runner, PROMPT, TOKENS, before_step=before_step)
-            cell.same_tokens = tokens == answer()
+            tokens, logits, _ = generate_with_state(runner, PROMPT, TOKENS, before_step=before_step)
+            cell.same_tokens = tokens == answer()[0]
+            cell.identical = all(map(np.array_equal, logits, answer()[1]))
         except Exception as e:
             cell.error = f"{type(e).__name__}: {e}"
         cell.seconds = time.monotonic() - begun
@@ -228,7 +232,7 @@ def _serves_again(runner: ModelRunner, refuses: bool) -> bool:
             return False
         time.sleep(0.01)
     try:
-        same = generate(runner, PROMPT, TOKENS)[0] == answer()
+        same = generate(runner, PROMPT, TOKENS)[0] == answer()[0]
     except BackburnerError:
         return False
     assert runner._seam is not None
@@ -270,6 +274,7 @@ def summary(cells: Sequence[Cell]) -> dict[str, Any]:
         "cells": len(cells),
         "passed": sum(c.passed for c in cells),
         "lost": sum(not c.same_tokens for c in cells),
+        "identical": sum(c.identical for c in cells),
         "worst_notice_eof_s": worst("eof"),
         "worst_notice_deadline_s": worst("deadline"),
         "rows": [c.row() for c in cells],

@@ -35,6 +35,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_reply_survives(fault: str, moment: str, tmp_path: Path) -> None:
     cell = run_cell(fault, moment, tmp_path, TIMEOUT_S, processes=False)
     assert cell.passed, cell.row()
+    assert cell.identical
     if cell.notice_s is not None:
         assert cell.notice_s < (2.0 if FAULTS[fault] == "eof" else 10.0)
 
