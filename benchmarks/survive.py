@@ -5,8 +5,9 @@
 The embedded model, a prompt of 1,400 tokens split at layer 4, pages of 64 tokens past a window of 128, and a spill. The
 worker is a process where a signal is what happens to it. A cell passes if the fault really came to pass, the greedy
 tokens are those of a host alone, no error was seen, and a worker that is still there (or there again) came back
-by itself and served the next request. `lost` counts replies with other tokens or none, `identical` those whose logits had the same bits, too. `worst_notice_*` is the longest
-from the fault until the host knew, by the end of the stream or by a deadline.
+by itself and served the next request. `lost` counts replies with other tokens
+or none, `identical` those whose logits had the same bits, too. `worst_notice_*` is the longest from the fault until the
+host knew, by the end of the stream or by a deadline.
 """
 
 import argparse
