@@ -25,6 +25,18 @@ class ContextExceeded(BackburnerError):
     code = "context_length_exceeded"
 
 
+class GrammarError(BackburnerError):
+    """The answer cannot be kept to the JSON schema that the request asks for."""
+
+    code = "invalid_grammar"
+
+
+class Unsupported(BackburnerError):
+    """The request asks for what cannot be done in the way this host runs its model."""
+
+    code = "unsupported"
+
+
 class HostFull(BackburnerError):
     """The host's memory cannot hold the positions that no worker takes."""
 

@@ -67,12 +67,12 @@ class Side:
             while len(tokens) < limit and not (tokens and runner.is_end(tokens[-1])):
                 step = next_step(len(prompt), read, runner.step_tokens(state))
                 if isinstance(step, Prefill):
-                    token = runner.prefill(state, step.start, step.stop)
+                    chosen = runner.prefill(state, step.start, step.stop)
                     read = step.stop
                 else:
-                    token = runner.decode(state)
-                if token is not None:
-                    tokens.append(token)
+                    chosen = runner.decode(state)
+                if chosen is not None:
+                    tokens.append(chosen.token)
             self.held_pages = state.table.held
         finally:
             runner.finish(state)

@@ -16,6 +16,7 @@ from backburner.engine.request import (
     Progress,
     SamplingParams,
 )
+from backburner.engine.sampling import Chosen, Score
 from backburner.engine.scheduler import UBATCH_TOKENS, Decode, Prefill, next_step
 from backburner.errors import BackburnerError, ContextExceeded, EngineDead, LinkClosed, ModelError
 from tests.host import chat, host, tokenizer
@@ -85,7 +86,11 @@ class ScriptedRunner:
 
     def _token(self, state):
         state["n"] += 1
-        return END if state["n"] > self.answer else state["n"]
+        token = END if state["n"] > self.answer else state["n"]
+        return Chosen(token, Score(-float(state["n"]), ()))
+
+    def token_bytes(self, token):
+        return f"{token} ".encode()
 
     def is_end(self, token):
         return token == END
@@ -93,8 +98,8 @@ class ScriptedRunner:
     def finish(self, state):
         self.log.append(f"finish {state['id']}")
 
-    def worker_status(self):
-        return None
+    def worker_statuses(self):
+        return ()
 
     def close(self):
         self.log.append("close")

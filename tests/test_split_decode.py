@@ -108,7 +108,7 @@ def check(runner: SplitDecodeRunner, prompt: list[int], **options: Callable[[int
 
 @pytest.fixture
 def all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SplitDecodeRunner, "_top", staticmethod(lambda sampling: 0))
+    monkeypatch.setattr(split_decode, "logits_needed", lambda request: 0)
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +139,12 @@ def through(runner: Any, prompt: list[int], sampling: SamplingParams) -> list[in
     while len(tokens) < TOKENS:
         step = next_step(len(prompt), read, runner.step_tokens(state))
         if isinstance(step, Prefill):
-            token = runner.prefill(state, step.start, step.stop)
+            chosen = runner.prefill(state, step.start, step.stop)
             read = step.stop
         else:
-            token = runner.decode(state)
-        if token is not None:
-            tokens.append(token)
+            chosen = runner.decode(state)
+        if chosen is not None:
+            tokens.append(chosen.token)
     runner.finish(state)
     return tokens
 
@@ -155,10 +155,12 @@ def through(runner: Any, prompt: list[int], sampling: SamplingParams) -> list[in
         (SamplingParams(temperature=0.0), 1),
         (SamplingParams(temperature=0.8, top_k=5, seed=7), 5),
         (SamplingParams(temperature=1.5, top_k=20, min_p=0.01, seed=7), 20),
-        (SamplingParams(temperature=1.5, top_p=0.7, top_k=20, seed=7), 0),
+        (SamplingParams(temperature=1.5, top_p=0.7, top_k=20, seed=7), 20),
+        (SamplingParams(temperature=1.5, top_p=0.7, seed=7), 0),
+        (SamplingParams(presence_penalty=1.0), 0),
         (SamplingParams(temperature=0.8, seed=7), 0),
     ],
-    ids=["greedy", "top-k", "top-k and min-p", "top-p and top-k", "all"],
+    ids=["greedy", "top-k", "top-k and min-p", "top-p of top-k", "top-p", "penalty", "all"],
 )
 def test_tokens_are_those_of_a_host_that_has_all_layers(
     server: WorkerServer, sampling: SamplingParams, top: int

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from backburner.engine.logprobs import TokenReport, labelled
 from backburner.engine.request import (
     Delta,
     Emit,
@@ -17,8 +18,11 @@ from backburner.engine.request import (
     FinishReason,
     GenerationRequest,
     Progress,
+    PromptLogprobs,
+    TokenLogprob,
     WorkerStatus,
 )
+from backburner.engine.sampling import Chosen, Score
 from backburner.engine.scheduler import Prefill, RequestQueue, next_step
 from backburner.errors import BackburnerError, ContextExceeded, EngineDead
 
@@ -59,13 +63,19 @@ class Runner(Protocol[S]):
         """How many prompt tokens the next step should read, in whole ubatches."""
         ...
 
-    def prefill(self, state: S, start: int, stop: int) -> int | None:
+    def prefill(self, state: S, start: int, stop: int) -> Chosen | None:
         """Reads prompt tokens [start, stop). After the last of them: the first token of the answer."""
         ...
 
-    def decode(self, state: S) -> int:
+    def prompt_scores(self, state: S) -> list[Score]:
+        """Of the prompt tokens that follow those of the last `prefill`, each. Only with `prompt_logprobs`."""
+        ...
+
+    def decode(self, state: S) -> Chosen:
         """Runs the newest token and chooses the next."""
         ...
+
+    def token_bytes(self, token: int) -> bytes: ...
 
     def is_end(self, token: int) -> bool: ...
 
@@ -223,6 +233,7 @@ class Engine(Generic[S]):
         runner, request = self._runner, job.request
         assert runner is not None
         text = runner.text(request)
+        report = None if request.logprobs is None else TokenReport(runner.token_bytes)
         room = runner.ctx_size - len(request.prompt)
         limit = min(request.max_tokens, room)
         prompt_tokens, read, produced = len(request.prompt), runner.read_from(state), 0
@@ -237,29 +248,49 @@ class Engine(Generic[S]):
                 raise EngineDead("the server is shutting down")
             step = next_step(prompt_tokens, read, runner.step_tokens(state))
             if isinstance(step, Prefill):
-                token = runner.prefill(state, step.start, step.stop)
+                chosen = runner.prefill(state, step.start, step.stop)
                 read = step.stop
                 progress.reached(read)
                 job.tell(Progress(read, prompt_tokens))
+                if request.prompt_logprobs:
+                    job.tell(PromptLogprobs(self._prompt_logprobs(request, state, step.start)))
             else:
-                token = runner.decode(state)
-            if token is None:
+                chosen = runner.decode(state)
+            if chosen is None:
                 continue
+            token = chosen.token
             produced += 1
-            if runner.is_end(token) and not request.ignore_eos:
+            if runner.is_end(token) and (not request.ignore_eos or request.grammar is not None):
                 reason = "stop"
-                job.tell(Delta(text.finish(), (token,)))
-                break
-            piece = text.push(token)
-            if text.stopped:
-                reason = "stop"
-            elif produced >= limit:
-                reason = "length"
-                piece += text.finish()
-                reason = "stop" if text.stopped else reason
-            job.tell(Delta(piece, (token,)))
+                piece = text.finish()
+            else:
+                piece = text.push(token)
+                if chosen.score is not None and report is not None:
+                    report.add(token, chosen.score)
+                if text.stopped:
+                    reason = "stop"
+                elif produced >= limit:
+                    piece += text.finish()
+                    reason = "stop" if text.stopped else "length"
+            logprobs: tuple[TokenLogprob, ...] = ()
+            if report is not None:
+                logprobs = report.sent(piece) + (() if reason is None else report.finish())
+            job.tell(Delta(piece, (token,), logprobs))
         progress.finished(produced)
         job.tell(Finished(reason, prompt_tokens, produced, cached))
+
+    def _prompt_logprobs(self, request: GenerationRequest, state: S, start: int) -> tuple[TokenLogprob, ...]:
+        runner = self._runner
+        assert runner is not None
+        scores: list[Score | None] = [*runner.prompt_scores(state)]
+        first = start + 1
+        if start == 0:
+            scores, first = [None, *scores], 0
+        tokens = request.prompt[first : first + len(scores)]
+        return tuple(
+            labelled(token, runner.token_bytes(token), score, runner.token_bytes)
+            for token, score in zip(tokens, scores, strict=True)
+        )
 
 
 class _ProgressLog:

@@ -11,18 +11,36 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a token is chosen from the logits. temperature 0 is greedy."""
+    """How a token is chosen from the logits; `engine.sampling` has the order. temperature 0 is greedy."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0  # 0: off
     min_p: float = 0.0
     seed: int | None = None  # None: a fresh one for each request
+    presence_penalty: float = 0.0  # of the answer's tokens
+    frequency_penalty: float = 0.0  # of the answer's tokens
+    repetition_penalty: float = 1.0  # of the prompt's and the answer's tokens; above 0; 1: off
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, added to its logit)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The answer is JSON. An end token comes when it is complete, and not before."""
+
+    json_schema: str | None = None  # that `engine.grammar.check_grammar` has accepted; None: any object
+    after: str | None = None  # a text, such as "</think>", that the JSON follows; None: it starts the answer
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to answer. `stop` are strings that end the answer and are not part of it."""
+    """One prompt to answer. `stop` are strings that end the answer and are not part of it.
+
+    logprobs: None: none; n: each token's, and the n most probable ones at its place.
+    prompt_logprobs: the prompt's own as well, with as many alternatives as `logprobs` says (none if it is None). All of
+    the prompt is read for that.
+    ignore_eos: not with a grammar, whose last token is the end token.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
@@ -30,6 +48,9 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    grammar: Grammar | None = None
+    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +61,39 @@ class Progress:
     total: int
 
 
+TopLogprob = tuple[int, str, bytes, float]  # token, text, bytes, logprob
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of a text, with its log probability in the model's own distribution."""
+
+    token_id: int
+    text: str  # U+FFFD for bytes that are only part of a character
+    bytes: bytes
+    logprob: float | None  # None: the first token of a prompt, which nothing precedes
+    top: tuple[TopLogprob, ...] = ()  # best first
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The next tokens of the prompt, in order, with their log probabilities. Comes after the Progress of a step."""
+
+    tokens: tuple[TokenLogprob, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More of the answer. `text` may be empty while a character or a stop string is undecided."""
+    """More of the answer. `text` may be empty while a character or a stop string is undecided.
+
+    `token_ids` are the tokens that were generated; `logprobs` are those of the tokens whose text is complete with this
+    `text`. They lag behind when text is held back, the end token has none, and the last is cut where a stop string cuts
+    its text: over all Deltas, the joined bytes of `logprobs` are those of the joined `text`.
+    """
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +113,7 @@ class Failed:
     error: BackburnerError
 
 
-Event = Progress | Delta | Finished | Failed
+Event = Progress | PromptLogprobs | Delta | Finished | Failed
 
 # Called on the engine thread, in order; it must return at once and must not raise.
 Emit = Callable[[Event], None]

@@ -13,14 +13,16 @@ import mlx.core as mx
 import numpy as np
 
 from backburner.attention.engine import AttentionEngine, Geometry
+from backburner.engine.grammar import Grammars
 from backburner.engine.request import GenerationRequest, WorkerStatus
-from backburner.engine.sampling import sampler_for
+from backburner.engine.sampling import Chosen, Sampler, Score
 from backburner.engine.scheduler import UBATCH_TOKENS
+from backburner.engine.scores import PromptScores
 from backburner.engine.seam import SeamChooser
 from backburner.engine.sequence import CHECKPOINT_TOKENS, Checkpoint, Sequence, common_prefix
 from backburner.engine.sessions import SESSIONS_MAX, Sessions
 from backburner.engine.tail import TailLost, TailRead
-from backburner.engine.text import TextStream
+from backburner.engine.text import TextStream, token_bytes
 from backburner.engine.worker_link import RETRY_GREETING_S, WorkerLink
 from backburner.errors import BackburnerError, HostFull, WorkerLost
 from backburner.kv.held import OVERDUE_PAGES, HeldPages
@@ -71,6 +73,7 @@ class ModelRunner:
         self._model = loaded.model
         self._tokenizer = tokenizer
         self._end = frozenset(tokenizer.eos_token_ids)
+        self._grammars = Grammars(tokenizer, loaded.model.vocab_size)
         self._engine = engine
         self._geometry = geometry
         self._fingerprint = rows_fingerprint(loaded.model.fingerprint, geometry, engine.name, UBATCH_TOKENS)
@@ -98,9 +101,8 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Runs a ubatch and a token, so that compiling and first touches are not the first request's wait."""
-        tokens = (
-            WARM_UP_TOKENS if self._seam is None else 2 * UBATCH_TOKENS
-        )  # whole ones, to measure their speed
+        # To measure speeds: one whole ubatch that is cold, one that counts, and the last.
+        tokens = WARM_UP_TOKENS if self._seam is None else 3 * UBATCH_TOKENS
         state = self._new_sequence(GenerationRequest("warm-up", (0,) * tokens, 1), None)
         for start in range(0, tokens, UBATCH_TOKENS):
             self.prefill(state, start, min(start + UBATCH_TOKENS, tokens))
@@ -113,7 +115,8 @@ class ModelRunner:
         back = [worker.await_return(RETRY_GREETING_S if needed else 0.0) for worker in self.workers]
         if needed and not any(back):
             raise self._full("the worker is away")  # before a read that may take minutes
-        return self._resumed(request, prompt) or self._new_sequence(request, self._new_holder())
+        resumed = None if request.prompt_logprobs else self._resumed(request, prompt)
+        return resumed or self._new_sequence(request, self._new_holder())
 
     def read_from(self, state: Sequence) -> int:
         """How many prompt tokens need no reading."""
@@ -126,11 +129,18 @@ class ModelRunner:
     def text(self, request: GenerationRequest) -> TextStream:
         return TextStream(self._tokenizer, request.stop)
 
-    def prefill(self, state: Sequence, start: int, stop: int) -> int | None:
+    def token_bytes(self, token: int) -> bytes:
+        return token_bytes(self._tokenizer, token)
+
+    def prefill(self, state: Sequence, start: int, stop: int) -> Chosen | None:
         logits = self.read(state, start, stop)
         return None if logits is None else self._choose(state, logits)
 
-    def decode(self, state: Sequence) -> int:
+    def prompt_scores(self, state: Sequence) -> list[Score]:
+        assert state.scores is not None
+        return state.scores.take()
+
+    def decode(self, state: Sequence) -> Chosen:
         return self._choose(state, self.run_token(state))
 
     def is_end(self, token: int) -> bool:
@@ -199,9 +209,16 @@ class ModelRunner:
         caches = [
             table.layers[i] if i in table.layers else model.new_state() for i in range(len(model.layers))
         ]
-        sample = sampler_for(request.sampling, model.vocab_size)
         prompt = list(request.prompt)
-        return Sequence(len(prompt), prompt, caches, table, held, sample, self._fingerprint)
+        sequence = Sequence(
+            len(prompt), prompt, caches, table, held, self._sampler(request), self._fingerprint
+        )
+        if request.prompt_logprobs:
+            sequence.scores = PromptScores(prompt, request.logprobs or 0, model.logits)
+        return sequence
+
+    def _sampler(self, request: GenerationRequest) -> Sampler:
+        return Sampler(request, self._model.vocab_size, self._grammars.guide(request.grammar))
 
     def _resumed(self, request: GenerationRequest, prompt: list[int]) -> Sequence | None:
         """A kept conversation that this prompt continues, cut back to where both agree."""
@@ -228,7 +245,7 @@ class ModelRunner:
         state.tokens = prompt
         state.prompt_tokens = len(prompt)
         state.table.shared_tokens = len(prompt) // UBATCH_TOKENS * UBATCH_TOKENS
-        state.sample = sampler_for(request.sampling, self._model.vocab_size)
+        state.sample, state.scores = self._sampler(request), None
         return state
 
     def _give_up(self, state: Sequence) -> None:
@@ -249,7 +266,8 @@ class ModelRunner:
             last_start = (state.prompt_tokens - 1) // UBATCH_TOKENS * UBATCH_TOKENS
             self._settle(state)
             self._check_room(state, stop - start)
-            if start == state.read_from and self._seam is not None:
+            # Behind the last layer, the rows that score a prompt's tokens are needed here.
+            if start == state.read_from and self._seam is not None and state.scores is None:
                 state.tail = self._seam.begin(state, start, last_start)
             body = min(stop, last_start)
             if start < body:
@@ -287,6 +305,8 @@ class ModelRunner:
             if self._seam is not None and len(blocks[-1]) == UBATCH_TOKENS:
                 self._seam.observe_host(layers, (time.perf_counter() - begun) / len(group))
             for s, residual in zip(group, residuals, strict=True):
+                if state.scores is not None:
+                    state.scores.add(s, residual)
                 if state.tail is not None:
                     self._push(state, s, residual)
                 elif tail is not None:  # lost with the half before: this one's tail is run here, after that
@@ -338,6 +358,8 @@ class ModelRunner:
         residual = model.run_layers(residual, state.caches, first, len(model.layers))
         logits = model.logits(residual[:, -1:])[0]
         mx.eval(self._states(state, 0), logits)
+        if state.scores is not None:
+            state.scores.add(state.prompt_tokens - residual.shape[1], residual)
         return logits
 
     def _embed(self, tokens: list[int]) -> mx.array:
@@ -348,10 +370,10 @@ class ModelRunner:
         caches = state.caches
         return [caches[i].cache for i in state.recurrent_layers if first <= i < (stop or len(caches))]
 
-    def _choose(self, state: Sequence, logits: mx.array) -> int:
-        token = state.sample(logits)
-        state.tokens.append(token)
-        return token
+    def _choose(self, state: Sequence, logits: mx.array) -> Chosen:
+        chosen = state.sample(logits)
+        state.tokens.append(chosen.token)
+        return chosen
 
     def _settle(self, state: Sequence) -> None:
         state.table.name_full_pages(state.tokens)

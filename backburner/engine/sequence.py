@@ -9,6 +9,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from backburner.engine.sampling import Sampler
 from backburner.engine.scheduler import UBATCH_TOKENS
+from backburner.engine.scores import PromptScores
 from backburner.kv.held import HeldPages
 from backburner.kv.keys import page_key
 from backburner.kv.pages import PageTable
@@ -78,6 +79,7 @@ class Sequence:
         default_factory=list
     )  # names of the tokens up to each whole ubatch's end
     failed: bool = False  # a step of it did not end: there is no going on
+    scores: PromptScores | None = None  # while a request asks for its prompt's log probabilities
     tail: Any = None  # engine.tail.TailRead while a worker runs the tail layers of a read
 
     @property

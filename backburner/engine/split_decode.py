@@ -11,15 +11,23 @@ import mlx.core as mx
 import numpy as np
 
 from backburner.attention.engine import AttentionEngine, Geometry
-from backburner.engine.request import GenerationRequest, SamplingParams, WorkerStatus
-from backburner.engine.sampling import sampler_for
+from backburner.engine.grammar import Grammars
+from backburner.engine.request import GenerationRequest, WorkerStatus
+from backburner.engine.sampling import Chosen, Sampler, Score, logits_needed
 from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.sequence import CHECKPOINT_TOKENS, Sequence, common_prefix
 from backburner.engine.sessions import SESSIONS_MAX, Sessions
 from backburner.engine.tail import IN_FLIGHT, Stage, numpy_logits
-from backburner.engine.text import TextStream
+from backburner.engine.text import TextStream, token_bytes
 from backburner.engine.worker_link import WorkerLink
-from backburner.errors import BackburnerError, ProtocolError, TransportError, UnknownPage, WorkerLost
+from backburner.errors import (
+    BackburnerError,
+    ProtocolError,
+    TransportError,
+    UnknownPage,
+    Unsupported,
+    WorkerLost,
+)
 from backburner.kv.pages import PageTable
 from backburner.model.arrays import to_numpy
 from backburner.model.fingerprint import rows_fingerprint
@@ -40,7 +48,7 @@ class _State:
     """A sequence's head here, and the stage that runs its tail."""
 
     sequence: Sequence
-    sampling: SamplingParams
+    request: GenerationRequest
     stage: Stage | None = None
     done: int = 0  # tokens that have run here and were sent on
     waiting: deque[tuple[int, int]] = field(
@@ -74,6 +82,7 @@ class SplitDecodeRunner:
         self._layers = layers
         self._tokenizer = tokenizer
         self._end = frozenset(tokenizer.eos_token_ids)
+        self._grammars = Grammars(tokenizer, loaded.model.vocab_size)
         self._engine = engine
         self._geometry = geometry
         self._fingerprint = rows_fingerprint(loaded.model.fingerprint, geometry, engine.name, UBATCH_TOKENS)
@@ -90,6 +99,11 @@ class SplitDecodeRunner:
         self.decode(state)
 
     def start(self, request: GenerationRequest) -> _State:
+        if request.prompt_logprobs:
+            raise Unsupported(
+                "This host runs the first layers only: it can give no log probabilities of the prompt's tokens."
+            )
+        sampler = Sampler(request, self._model.vocab_size, self._grammars.guide(request.grammar))
         prompt = list(request.prompt)
         limit = len(prompt) - 1
 
@@ -98,10 +112,9 @@ class SplitDecodeRunner:
             position = checkpoint.position if checkpoint else 0
             return position if 2 * position >= state.sequence.prompt_tokens else 0
 
-        state = self.sessions.take(prompt, saved) or self._new_state(request)
+        state = self.sessions.take(prompt, saved) or self._new_state(request, sampler)
         sequence = state.sequence
-        state.sampling = request.sampling
-        sequence.sample = sampler_for(request.sampling, self._model.vocab_size)
+        state.request, sequence.sample = request, sampler
         common = min(common_prefix(sequence.tokens, prompt), limit) if state.done else 0
         sequence.tokens, sequence.prompt_tokens = prompt, len(prompt)
         sequence.read_from = self._on_worker(state, lambda: self._open(state, common))
@@ -116,11 +129,17 @@ class SplitDecodeRunner:
     def step_tokens(self, state: _State) -> int:
         return UBATCH_TOKENS
 
-    def prefill(self, state: _State, start: int, stop: int) -> int | None:
+    def token_bytes(self, token: int) -> bytes:
+        return token_bytes(self._tokenizer, token)
+
+    def prefill(self, state: _State, start: int, stop: int) -> Chosen | None:
         logits = self.read(state, start, stop)
         return None if logits is None else self._choose(state, logits)
 
-    def decode(self, state: _State) -> int:
+    def prompt_scores(self, state: _State) -> list[Score]:
+        raise NotImplementedError  # `start` has refused the request
+
+    def decode(self, state: _State) -> Chosen:
         return self._choose(state, self.run_token(state))
 
     def is_end(self, token: int) -> bool:
@@ -182,7 +201,7 @@ class SplitDecodeRunner:
                 sequence.keep(end)
             whole = end <= prompt and end % UBATCH_TOKENS == 0
             key = sequence.name_ubatches(end)[-1] if whole else None
-            top = self._top(state.sampling) if end == stop and end >= prompt else None
+            top = logits_needed(state.request) if end == stop and end >= prompt else None
             rows = to_numpy(residual)[0]
             waiting.append(
                 (link.post(TailChunk(stage.sequence, position, rows, key, False, keep, top)), end - position)
@@ -206,29 +225,20 @@ class SplitDecodeRunner:
         stage.observe(ahead, ack.seconds)
         return ack
 
-    @staticmethod
-    def _top(sampling: SamplingParams) -> int:
-        """How many logits sampling needs; 0: all of them."""
-        if sampling.temperature == 0:
-            return 1
-        # The sampler cuts by top_p first, from the probabilities of all tokens.
-        return sampling.top_k if sampling.top_p >= 1 else 0
-
-    def _choose(self, state: _State, logits: mx.array) -> int:
-        token = state.sequence.sample(logits)
-        state.tokens.append(token)
-        return token
+    def _choose(self, state: _State, logits: mx.array) -> Chosen:
+        chosen = state.sequence.sample(logits)
+        state.tokens.append(chosen.token)
+        return chosen
 
     # -- the worker, there and away -------------------------------------------------------------------------------
 
-    def _new_state(self, request: GenerationRequest) -> _State:
+    def _new_state(self, request: GenerationRequest, sampler: Sampler) -> _State:
         model = self._model
         layers = [i for i in model.attention_layers if i < self._seam]
         table = PageTable(self._engine, self._geometry, layers, self._fingerprint)
         caches = [table.layers[i] if i in table.layers else model.new_state() for i in range(self._seam)]
-        sample = sampler_for(request.sampling, model.vocab_size)
-        sequence = Sequence(0, [], caches, table, None, sample, self._fingerprint)
-        return _State(sequence, request.sampling)
+        sequence = Sequence(0, [], caches, table, None, sampler, self._fingerprint)
+        return _State(sequence, request)
 
     def _open(self, state: _State, position: int) -> int:
         """Both sides go back to the last checkpoint at or before `position` that both have; where that is."""

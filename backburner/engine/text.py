@@ -24,6 +24,30 @@ class DetokenizerSource(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
 
+def token_bytes(tokenizer: Any, token: int) -> bytes:
+    """The bytes of one token of a byte-level BPE, as Qwen's are; of a piece of a character too."""
+    if token in tokenizer.added_tokens_decoder:
+        return str(tokenizer.added_tokens_decoder[token].content).encode()
+    piece = tokenizer.convert_ids_to_tokens(token)
+    # Vocabularies are padded. What the detokenizer writes for such a token is "!".
+    return b"!" if piece is None else b"".join(map(_byte_of, piece))
+
+
+def _byte_of(character: str) -> bytes:
+    byte = _BYTES.get(character)
+    return character.encode() if byte is None else bytes((byte,))
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in plain]
+    return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
 class StopMatcher:
     """Cuts a text that arrives in pieces at the stop string that starts first, however the text is split."""
 

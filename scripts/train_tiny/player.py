@@ -46,15 +46,15 @@ class Player:
             while len(out) < limit:
                 step = next_step(len(prompt), read, runner.step_tokens(state))
                 if isinstance(step, Prefill):
-                    token = runner.prefill(state, step.start, step.stop)
+                    chosen = runner.prefill(state, step.start, step.stop)
                     read = step.stop
                 else:
-                    token = runner.decode(state)
-                if token is None:
+                    chosen = runner.decode(state)
+                if chosen is None:
                     continue
-                if runner.is_end(token):
+                if runner.is_end(chosen.token):
                     break
-                out.append(token)
+                out.append(chosen.token)
         finally:
             runner.finish(state)
         return out
