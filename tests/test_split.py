@@ -421,9 +421,11 @@ def test_a_long_read_moves_its_base_and_can_still_be_cut(
         assert len(set(bases)) > 1
 
 
+# At seam 2, what the first attention layer of the tail sees decides all that follows. At 4, the only one is the last layer.
+@pytest.mark.parametrize("seam", [2, SEAM])
 @pytest.mark.parametrize("lost_at", [256, 512, 768, 1024])
 def test_a_worker_lost_with_either_half_of_a_step_costs_no_token(
-    monkeypatch: pytest.MonkeyPatch, worker: WorkerServer, tmp_path: Path, lost_at: int
+    monkeypatch: pytest.MonkeyPatch, worker: WorkerServer, tmp_path: Path, lost_at: int, seam: int
 ) -> None:
     push = TailRead.push
     steps: list[int] = []
@@ -435,6 +437,57 @@ def test_a_worker_lost_with_either_half_of_a_step_costs_no_token(
         push(self, position, *arguments)
 
     monkeypatch.setattr(TailRead, "push", lose)
-    with host(lambda: link_to(worker), split_layer=SEAM, window_tokens=128, spill_folder=tmp_path) as runner:
+    with host(lambda: link_to(worker), split_layer=seam, window_tokens=128, spill_folder=tmp_path) as runner:
         check(runner, PROMPT[:1300])
     assert steps[-1] == lost_at
+
+
+@pytest.mark.parametrize("residual_ubatches", [1, 100])
+@pytest.mark.parametrize("page_tokens", [64, 100])
+def test_a_following_read_past_the_window_that_loses_its_worker_goes_on_from_its_base(
+    monkeypatch: pytest.MonkeyPatch,
+    worker: WorkerServer,
+    tmp_path: Path,
+    page_tokens: int,
+    residual_ubatches: int,
+) -> None:
+    """Its base lies among held pages, with pages of 100 in the middle of one."""
+    monkeypatch.setattr(
+        seam_module,
+        "TailRead",
+        functools.partial(TailRead, residual_bytes_max=residual_ubatches * 256 * 192 * 4),
+    )
+    with host(page_tokens=page_tokens, window_tokens=WIDE) as runner:
+        expected = generate(runner, PROMPT[:1800], TOKENS)
+
+    def before_step(state: Sequence) -> None:
+        if state.tail is not None and state.table.layers[3].offset >= 1536:
+            assert state.table.held * page_tokens > state.tail._base.position
+            runner.workers[0]._current.link._channel.close()
+
+    with host(
+        lambda: link_to(worker),
+        page_tokens=page_tokens,
+        split_layer=2,
+        window_tokens=128,
+        spill_folder=tmp_path,
+        sessions=1,
+    ) as runner:
+        generate(runner, PROMPT[:700], TOKENS)
+        tokens, logits, state = generate_with_state(runner, PROMPT[:1800], TOKENS, before_step=before_step)
+        assert state.read_from == 512
+        same((tokens, logits), expected)
+
+
+@pytest.mark.parametrize("memory_bytes", [1_000_000, 2_000_000])
+def test_a_worker_that_runs_out_of_memory_past_the_window_costs_no_token(
+    tmp_path: Path, memory_bytes: int
+) -> None:
+    with (
+        serving(memory_bytes, model=MODEL) as server,
+        host(
+            lambda: link_to(server), split_layer=2, window_tokens=128, spill_folder=tmp_path, sessions=1
+        ) as runner,
+    ):
+        check(runner, PROMPT[:1400])
+        check(runner, PROMPT[:1400] + OTHER[:300])

@@ -376,12 +376,21 @@ class TailRead:
         return residual, states
 
     def recover(self) -> None:
-        """Runs on the host what the workers have not finished: afterwards all layers stand where the head does."""
+        """Runs on the host what the workers have not finished: afterwards all layers stand where the head does.
+
+        Raises WorkerLost when a page that is needed for that is nowhere any more.
+        """
         log.warning("the tail of this read goes on here: %s", self._failed or "the worker was given up")
         self.abandon()
-        state, model = self._state, self._model
-        for layer in self._tail(list(state.table.layers)):
-            state.table.layers[layer].truncate(self._base.position)
+        state, model, table = self._state, self._model, self._state.table
+        held = table.held
+        full, rest = divmod(self._base.position, table.geometry.page_tokens)
+        if rest and full < held and state.held is not None:
+            state.held.fetch(table, full)
+        # Ubatches are run again that lie before the end of what is held: they must not see what comes after them.
+        table.held = min(held, full)
+        for layer in self._tail(list(table.layers)):
+            table.layers[layer].truncate(self._base.position)
         for layer, kept in self._base.states.items():
             state.caches[layer].cache = list(kept)
         for _, rows in self._residuals:
@@ -389,6 +398,7 @@ class TailRead:
                 from_numpy(rows, model.dtype)[None], state.caches, self.seam, len(state.caches)
             )
             mx.eval(residual, [state.caches[i].cache for i in self._base.states])
+        table.drop_to(held)
 
     def abandon(self) -> None:
         """Nobody wants the rest: collectors end, and no reply stays on a link."""
