@@ -2,12 +2,12 @@
 
     python benchmarks/survive.py --json
 
-The embedded model, a prompt of 1,400 tokens split at layer 4, pages of 64 tokens past a window of 128, and a spill. The
-worker is a process where a signal is what happens to it. A cell passes if the fault really came to pass, the greedy
-tokens are those of a host alone, no error was seen, and a worker that is still there (or there again) came back
-by itself and served the next request. `lost` counts replies with other tokens
-or none, `identical` those whose logits had the same bits, too. `worst_notice_*` is the longest from the fault until the
-host knew, by the end of the stream or by a deadline.
+The embedded model, a prompt of 1,400 tokens split at layers 4 and 2, pages of 64 tokens past a window of 128, and a
+spill. The worker is a process where a signal is what happens to it. A cell passes if the fault really came to pass, the
+greedy tokens are those of a host alone, no error was seen, and a worker that is still there (or there again) came back
+by itself and served the next request. `lost` counts replies with other tokens or none, `identical` those whose logits
+had the same bits, too. `worst_notice_*` is the longest from the fault until the host knew, by the end of the stream or
+by a deadline.
 """
 
 import argparse
@@ -26,22 +26,23 @@ ROOT = Path(__file__).parent.parent
 def run(faults: list[str] | None, moments: list[str] | None, timeout_s: float) -> dict[str, Any]:
     # Not above: MLX needs its environment first, and the parts of the tests are not on everybody's path.
     sys.path.insert(0, str(ROOT))
-    from tests.survival import FAULTS, MOMENTS, answer, run_cell, summary
+    from tests import survival
 
-    answer()
-    cells = []
-    for fault in faults or list(FAULTS):
-        for moment in moments or list(MOMENTS):
-            with tempfile.TemporaryDirectory() as folder:
-                cell = run_cell(fault, moment, Path(folder), timeout_s, processes=True)
-            cells.append(cell)
-            notice = "-" if cell.notice_s is None else f"{cell.notice_s:.3f} s"
-            outcome = "ok" if cell.passed else f"FAILED: {cell.row()}"
-            print(
-                f"{fault:>22} | {moment:<15} noticed {notice:>9}, {cell.seconds:6.1f} s: {outcome}",
-                file=sys.stderr,
-            )
-    return summary(cells)
+    survival.answer()
+    found = []
+    for fault, moment, seam in survival.cells():
+        if fault not in (faults or [fault]) or moment not in (moments or [moment]):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            cell = survival.run_cell(fault, moment, seam, Path(folder), timeout_s, processes=True)
+        found.append(cell)
+        notice = "-" if cell.notice_s is None else f"{cell.notice_s:.3f} s"
+        outcome = "ok" if cell.passed else f"FAILED: {cell.row()}"
+        print(
+            f"{fault:>22} | {moment:<15} | seam {seam} | noticed {notice:>9}, {cell.seconds:4.1f} s: {outcome}",
+            file=sys.stderr,
+        )
+    return survival.summary(found)
 
 
 def main() -> int:

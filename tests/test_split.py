@@ -421,7 +421,7 @@ def test_a_long_read_moves_its_base_and_can_still_be_cut(
         assert len(set(bases)) > 1
 
 
-# At seam 2, what the first attention layer of the tail sees decides all that follows. At 4, the only one is the last layer.
+# At seam 2, what the tail's first attention layer sees decides all that follows. At 4, its only one is the last layer.
 @pytest.mark.parametrize("seam", [2, SEAM])
 @pytest.mark.parametrize("lost_at", [256, 512, 768, 1024])
 def test_a_worker_lost_with_either_half_of_a_step_costs_no_token(
@@ -457,12 +457,14 @@ def test_a_following_read_past_the_window_that_loses_its_worker_goes_on_from_its
         "TailRead",
         functools.partial(TailRead, residual_bytes_max=residual_ubatches * 256 * 192 * 4),
     )
+    prompt = (PROMPT + OTHER)[:2300]
+    lost_at: list[tuple[int, int]] = []  # held positions, base
     with host(page_tokens=page_tokens, window_tokens=WIDE) as runner:
-        expected = generate(runner, PROMPT[:1800], TOKENS)
+        expected = generate(runner, prompt, TOKENS)
 
     def before_step(state: Sequence) -> None:
-        if state.tail is not None and state.table.layers[3].offset >= 1536:
-            assert state.table.held * page_tokens > state.tail._base.position
+        if state.tail is not None and state.tail._pushed >= 2048:
+            lost_at.append((state.table.held * page_tokens, state.tail._base.position))
             runner.workers[0]._current.link._channel.close()
 
     with host(
@@ -474,9 +476,12 @@ def test_a_following_read_past_the_window_that_loses_its_worker_goes_on_from_its
         sessions=1,
     ) as runner:
         generate(runner, PROMPT[:700], TOKENS)
-        tokens, logits, state = generate_with_state(runner, PROMPT[:1800], TOKENS, before_step=before_step)
+        tokens, logits, state = generate_with_state(runner, prompt, TOKENS, before_step=before_step)
         assert state.read_from == 512
         same((tokens, logits), expected)
+    ((held, base),) = lost_at
+    assert held > 512
+    assert (base > 512) is (residual_ubatches == 1)
 
 
 @pytest.mark.parametrize("memory_bytes", [1_000_000, 2_000_000])

@@ -10,17 +10,17 @@ from tests.survival import FAULTS, MOMENTS, run_cell
 TIMEOUT_S = 1.0
 
 CELLS = [
-    ("SIGKILL", "rows streaming"),
-    ("SIGKILL", "decode"),
-    ("SIGSTOP", "middle"),
-    ("half-open link", "state return"),
-    ("corrupt frame", "page move"),
-    ("corrupt frame", "first ubatch"),
-    ("out of memory", "middle"),
-    ("restart, memory empty", "first ubatch"),
-    ("restart, memory empty", "decode"),
-    ("restart, memory kept", "page move"),
-    ("restart, memory kept", "state return"),
+    ("SIGKILL", "rows streaming", 2),
+    ("SIGKILL", "decode", 4),
+    ("SIGSTOP", "middle", 2),
+    ("half-open link", "state return", 4),
+    ("corrupt frame", "page move", 4),
+    ("corrupt frame", "first ubatch", 4),
+    ("out of memory", "middle", 2),
+    ("restart, memory empty", "first ubatch", 4),
+    ("restart, memory empty", "decode", 2),
+    ("restart, memory kept", "page move", 4),
+    ("restart, memory kept", "state return", 2),
 ]
 
 
@@ -31,9 +31,9 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_link, "RETRY_GREETING_S", 0.5)
 
 
-@pytest.mark.parametrize(("fault", "moment"), CELLS)
-def test_a_reply_survives(fault: str, moment: str, tmp_path: Path) -> None:
-    cell = run_cell(fault, moment, tmp_path, TIMEOUT_S, processes=False)
+@pytest.mark.parametrize(("fault", "moment", "seam"), CELLS)
+def test_a_reply_survives(fault: str, moment: str, seam: int, tmp_path: Path) -> None:
+    cell = run_cell(fault, moment, seam, tmp_path, TIMEOUT_S, processes=False)
     assert cell.passed, cell.row()
     assert cell.identical
     if cell.notice_s is not None:
@@ -41,5 +41,5 @@ def test_a_reply_survives(fault: str, moment: str, tmp_path: Path) -> None:
 
 
 def test_each_fault_and_each_moment_is_tried() -> None:
-    assert {fault for fault, _ in CELLS} == set(FAULTS)
-    assert {moment for _, moment in CELLS} == set(MOMENTS)
+    assert {fault for fault, _, _ in CELLS} == set(FAULTS)
+    assert {moment for _, moment, _ in CELLS} == set(MOMENTS)
