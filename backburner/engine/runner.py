@@ -103,10 +103,13 @@ class ModelRunner:
         """Runs a ubatch and a token, so that compiling and first touches are not the first request's wait."""
         # To measure speeds: one whole ubatch that is cold, one that counts, and the last.
         tokens = WARM_UP_TOKENS if self._seam is None else 3 * UBATCH_TOKENS
+        tokens = min(tokens, self.ctx_size, self._host_tokens)
         state = self._new_sequence(GenerationRequest("warm-up", (0,) * tokens, 1), None)
         for start in range(0, tokens, UBATCH_TOKENS):
             self.prefill(state, start, min(start + UBATCH_TOKENS, tokens))
         self.decode(state)
+        if self._seam is not None:
+            self._seam.prepare()
 
     def start(self, request: GenerationRequest) -> Sequence:
         prompt = list(request.prompt)
@@ -267,7 +270,9 @@ class ModelRunner:
             self._settle(state)
             self._check_room(state, stop - start)
             # Behind the last layer, the rows that score a prompt's tokens are needed here.
-            if start == state.read_from and self._seam is not None and state.scores is None:
+            splits = self._seam is not None and state.held is not None and state.scores is None
+            if splits and start == state.read_from:
+                assert self._seam is not None
                 state.tail = self._seam.begin(state, start, last_start)
             body = min(stop, last_start)
             if start < body:

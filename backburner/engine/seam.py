@@ -58,6 +58,7 @@ class SeamChooser:
         self._ubatch_bytes = ubatch_bytes
         self._tails: dict[int, _Tail] = {}  # by worker
         self._host_layer_us: float | None = None
+        self._cold = True
         self._last_seam: int | None = None
         self.seam: int | None = None  # of the last read; None: it was not split
         self.note: str | None = None  # why reads are not split, for status and log
@@ -68,6 +69,9 @@ class SeamChooser:
 
     def observe_host(self, layers: int, seconds: float) -> None:
         """The host has run a whole ubatch through so many layers."""
+        if self._cold:  # it also compiled, and touched memory for the first time
+            self._cold = False
+            return
         layer_us = seconds / layers * 1e6
         before = self._host_layer_us
         self._host_layer_us = layer_us if before is None else before + NEW_SHARE * (layer_us - before)
@@ -91,7 +95,7 @@ class SeamChooser:
         if not tails:
             return None
         try:
-            stages = self._open(tails, state, start)
+            stages = self._open(tails, state.name_ubatches(start))
             if stages is None:
                 return None
             for stage in stages:
@@ -110,6 +114,16 @@ class SeamChooser:
             state.held.mirror = MirroredPages(index, stages[0].sequence, pages) if one else None
         return TailRead(self._model, state, stages, start, last_start)
 
+    def prepare(self) -> None:
+        """Lets workers load the layers that they will probably run, before the first long read has to wait for it."""
+        tails = [t for t in map(self._tail, range(len(self._workers))) if t is not None]
+        if not (self.wanted and tails):
+            return
+        try:
+            self._open(tails, [])
+        except BackburnerError as e:
+            log.warning("reads are not split for now: %s", e)
+
     def _tail(self, worker: int) -> _Tail | None:
         connection = self._workers[worker].connection
         if connection is None:
@@ -125,9 +139,8 @@ class SeamChooser:
             return None
         return tail
 
-    def _open(self, tails: list[_Tail], state: Sequence, start: int) -> list[Stage] | None:
+    def _open(self, tails: list[_Tail], keys: list[bytes]) -> list[Stage] | None:
         """Stages over [seam, N), as a chain when there are several workers."""
-        keys = state.name_ubatches(start)
         seam = self._seam(tails)
         for _ in range(2):  # the first time, a worker's speed is known only once it is open
             if seam is None:

@@ -116,7 +116,7 @@ class WorkerLink:
         except BackburnerError:
             link.close()
             raise
-        return PageConnection(link, PageMover(link, self._engine, self._geometry))
+        return PageConnection(link, PageMover(link, self._engine, self._geometry, len(self._layers)))
 
     @property
     def connection(self) -> PageConnection | None:

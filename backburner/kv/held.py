@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from backburner.attention.engine import AttentionEngine, Geometry, Partial
-from backburner.attention.folded import attend_folded
+from backburner.attention.folded import AttentionAhead
 from backburner.attention.numpy_engine import widen
 from backburner.errors import BackburnerError, RemoteError, TransportError, WorkerLost
 from backburner.kv.dealing import deal
-from backburner.kv.mover import MOVE_DEADLINE_S, PIECE_BYTES, Moves, PageMover
+from backburner.kv.mover import MOVE_DEADLINE_S, PIECE_BYTES, LayersOfPage, Moves, PageMover
 from backburner.kv.pages import PageTable
 from backburner.kv.residency import Residency
 from backburner.kv.spill import Spill
@@ -42,6 +42,9 @@ SLOWEST_FLOP_PER_S = 1e9
 # Nor one that takes longer for a token and layer: a tenth of the first Backburner's phone.
 SLOWEST_S_PER_TOKEN_LAYER = 3e-3
 
+# Pages from the spill that are open at a time: an engine that copies them (mlx) takes 16.8 MB for each.
+SPILLED_PAGES_AT_ONCE = 8
+
 # How often a wait for the spill's writer looks again.
 SPILL_POLL_S = 0.005
 
@@ -66,7 +69,7 @@ class PageConnection:
     @property
     def error(self) -> str:
         """Why it is not alive."""
-        return str(self.mover.error or "the link is closed")
+        return str(self.mover.error or self.link.failure or "the link is closed")
 
 
 class PageWorker(Protocol):
@@ -96,7 +99,6 @@ class _Share:
         self.connection = connection
         self.moves = Moves(sequence)
         self.pages: list[int] = []  # page numbers, in the order in which they are bound there
-        self.broken = False  # it has lost pages that nobody else has
 
     @property
     def alive(self) -> bool:
@@ -104,7 +106,7 @@ class _Share:
 
     @property
     def takes_more(self) -> bool:
-        return self.alive and self.moves.refused is None and not self.broken
+        return self.alive and self.moves.refused is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,7 @@ class HeldPages:
         """The share that answers for a page now."""
         worker = self._plan[page]
         share = self._shares.get(worker) if worker is not None else None
-        if share is None or share.broken or not share.alive or self._slots[page] >= share.moves.bound:
+        if share is None or not share.alive or self._slots[page] >= share.moves.bound:
             return None
         return share
 
@@ -235,33 +237,35 @@ class HeldPages:
         """Gives back to workers that have returned what they held; those that still have it say so."""
         for index, share in self._shares.items():
             connection = self._workers[index].connection
-            if share.broken or connection is None or connection is share.connection:
+            if connection is None or connection is share.connection:
                 if share.moves.refused is not None and share.alive and self._make_room():
                     self._shorten(table, share)  # what is bound may be nowhere else
                 continue
             share.connection = connection
             self._offer_anew(table, share)
+            if self._spill is None:  # nobody else can answer for what is held
+                held = sum(page < table.held for page in share.pages)
+                connection.mover.wait_bound(share.moves, held, MOVE_DEADLINE_S)
 
     def _offer_anew(self, table: PageTable, share: _Share) -> None:
         share.connection.mover.release(share.moves)
         share.moves = Moves(self._new_id())
         for page in share.pages:
-            layers = self._layers(table, page)
-            if layers is None:
-                share.broken = True
-                return
-            share.connection.mover.offer(share.moves, self._keys[page], layers)
+            share.connection.mover.offer(share.moves, self._keys[page], self._layers(table, page))
 
-    def _layers(self, table: PageTable, page: int) -> list[tuple[int, Any]] | None:
-        """(layer, page) from the host or the spill; None when it is in neither."""
+    def _layers(self, table: PageTable, page: int) -> LayersOfPage:
+        """Gives (layer, page) from the host, else from the spill; nothing when it is in neither, so that only a worker
+        that still has the page can take it. Spilled pages are opened when they are sent: some engines copy them."""
         if page >= table.held:
-            return list(table.page(page))
-        pages = (
-            [(layer, self._spill.page(self._keys[page], layer)) for layer in table.layers]
-            if self._spill
-            else []
-        )
-        return pages if pages and all(p is not None for _, p in pages) else None
+            local = list(table.page(page))
+            return lambda: local
+        key, spill, numbers = self._keys[page], self._spill, tuple(table.layers)
+
+        def spilled() -> list[tuple[int, Any]]:
+            pages = [(layer, spill.page(key, layer)) for layer in numbers] if spill is not None else []
+            return pages if all(p is not None for _, p in pages) else []
+
+        return spilled
 
     def _offer(self, table: PageTable, expected_tokens: int) -> None:
         policy = self._residency
@@ -289,7 +293,7 @@ class HeldPages:
                 self._slots.append(len(share.pages))
                 share.pages.append(page)
                 names = self._names(worker, page)
-                share.connection.mover.offer(share.moves, table.keys[page], layers, names)
+                share.connection.mover.offer(share.moves, table.keys[page], self._layers(table, page), names)
 
     def _names(self, worker: int | None, page: int) -> NamePages | None:
         """What makes a page's tail layers, which the worker computed itself, pages of its store: born held."""
@@ -414,9 +418,7 @@ class HeldPages:
             return
         share.connection.mover.release(old)
         for page in share.pages[bound:]:  # were on their way
-            layers = self._layers(table, page)
-            if layers is not None:
-                share.connection.mover.offer(share.moves, self._keys[page], layers)
+            share.connection.mover.offer(share.moves, self._keys[page], self._layers(table, page))
 
     def release(self) -> None:
         """The sequence has ended. Its pages stay with the workers as a cache; the spill forgets them."""
@@ -485,21 +487,26 @@ class _Question:
                 reply = connection.link.exchange(FoldOnto(tag, before.o, before.lse), deadline_s)
         except (RemoteError, TransportError) as e:
             log.warning("a worker did not answer for held pages: %s", e)
-            connection.link.close()
+            connection.link.give_up(str(e))
             return None
         assert isinstance(reply, PartialReply)  # the link has checked it
         if reply.o.shape != self._q.shape:
             # Broadcasting would merge it without a word.
-            log.error("a partial of shape %s for a query of %s", reply.o.shape, self._q.shape)
-            connection.link.close()
+            why = f"a partial of shape {reply.o.shape} for a query of {self._q.shape}"
+            log.error("%s", why)
+            connection.link.give_up(why)
             return None
         return Partial(reply.o, reply.lse)
 
     def _from_spill(self, segment: _Segment, before: Partial | None) -> Partial:
-        held = self._held
-        pages = [held._spilled(page, self._layer) for page in range(segment.start, segment.stop)]
-        earlier = None if before is None else (lambda: before)
-        return attend_folded(held._engine, held._geometry, widen(self._q), pages, None, earlier)
+        held, q = self._held, widen(self._q)
+        folded = before
+        for start in range(segment.start, segment.stop, SPILLED_PAGES_AT_ONCE):
+            stop = min(start + SPILLED_PAGES_AT_ONCE, segment.stop)
+            pages = [held._spilled(page, self._layer) for page in range(start, stop)]
+            folded = AttentionAhead(held._engine, held._geometry, q, pages).fold(folded)
+        assert folded is not None, "a segment has pages"
+        return folded
 
     def abandon(self) -> None:
         """Takes the replies off the links, where they would stay for ever."""

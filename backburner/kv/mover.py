@@ -4,12 +4,19 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from backburner.attention.engine import AttentionEngine, Geometry
-from backburner.errors import BackburnerError, LinkTimeout, OutOfBudget, RemoteError, TransportError
+from backburner.errors import (
+    BackburnerError,
+    LinkTimeout,
+    OutOfBudget,
+    RemoteError,
+    TransportError,
+    UnknownPage,
+)
 from backburner.transport.clock import ReplyClock
 from backburner.transport.link import Link
 from backburner.transport.messages import Bind, Have, NamePages, PageAck, PutPage, Release, Stats, StatsReply
@@ -44,13 +51,17 @@ class Moves:
     ended: bool = False
 
 
+# Gives (layer, page) for each attention layer, or nothing when nobody here has the page.
+LayersOfPage = Callable[[], Sequence[tuple[int, Any]]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     """What the mover's thread does next: one page of a sequence, or (index None) the end of the sequence."""
 
     moves: Moves
     index: int | None
-    layers: Sequence[tuple[int, Any]] = ()
+    layers: LayersOfPage = list
     names: NamePages | None = None  # for a tail at this worker that has some layers of the page already
 
 
@@ -58,10 +69,17 @@ class PageMover:
     """Owns no page: it reads full ones, which never change, and reports what has been acknowledged."""
 
     def __init__(
-        self, link: Link, engine: AttentionEngine, geometry: Geometry, heartbeat_s: float = HEARTBEAT_S
+        self,
+        link: Link,
+        engine: AttentionEngine,
+        geometry: Geometry,
+        layers: int,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
+        """layers: how many attention layers a page has."""
         self._link = link
         self._engine = engine
+        self._layers = layers
         self._geometry = geometry
         self._heartbeat_s = heartbeat_s
         self._jobs: deque[_Job] = deque()
@@ -85,17 +103,15 @@ class PageMover:
     def _patience_s(self) -> float:
         return max(0.0, self._patient_until - time.monotonic())
 
-    def offer(
-        self, moves: Moves, key: bytes, layers: Sequence[tuple[int, Any]], names: NamePages | None = None
-    ) -> None:
-        """Queues the sequence's next full page: (layer, page) for each attention layer.
+    def offer(self, moves: Moves, key: bytes, layers: LayersOfPage, names: NamePages | None = None) -> None:
+        """Queues the sequence's next full page. `layers` is called only if the worker does not have all of it.
 
         names: what to say to the worker first, so that layers which it has made itself need not cross.
         """
         with self._changed:
             moves.keys.append(key)
             if self.error is None:
-                self._jobs.append(_Job(moves, len(moves.keys) - 1, list(layers), names))
+                self._jobs.append(_Job(moves, len(moves.keys) - 1, layers, names))
             self._changed.notify_all()
 
     def wait_bound(self, moves: Moves, count: int, timeout_s: float) -> bool:
@@ -190,9 +206,12 @@ class PageMover:
             except RemoteError as e:  # the tail has been given up since: then all layers cross
                 log.info("the worker's tail does not have a page: %s", e)
         if self._has(key, None):
-            self.found_pages += len(job.layers)
+            self.found_pages += self._layers
         else:
-            for layer, page in job.layers:
+            layers = job.layers()
+            if not layers:
+                raise UnknownPage("the worker has lost a page that nobody else has")
+            for layer, page in layers:
                 if self._has(key, layer):
                     self.found_pages += 1
                     continue

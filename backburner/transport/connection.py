@@ -43,6 +43,15 @@ class Connection:
         return self._failure is None
 
     @property
+    def failure(self) -> str | None:
+        """Why the link ended."""
+        return self._failure
+
+    def give_up(self, why: str) -> None:
+        """Ends the link because of what the other end did."""
+        self._fail(LinkClosed(why))
+
+    @property
     def peer(self) -> str:
         """Who is at the other end."""
         return self._channel.peer
