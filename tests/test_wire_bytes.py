@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from backburner.engine import split_decode
 from backburner.engine.sequence import Sequence
-from backburner.engine.split_decode import SplitDecodeRunner
 from backburner.kv.residency import Residency
 from backburner.model.load import TINY
 from backburner.transport.frames import HEADER_BYTES, aligned
@@ -172,7 +172,7 @@ def test_two_workers_get_each_question_once_and_one_of_them_the_others_fold() ->
 def test_split_decode_sends_one_residual_and_gets_what_sampling_needs(
     monkeypatch: pytest.MonkeyPatch, top: int
 ) -> None:
-    monkeypatch.setattr(SplitDecodeRunner, "_top", staticmethod(lambda sampling: top))
+    monkeypatch.setattr(split_decode, "logits_needed", lambda request: top)
     meters: list[Meter] = []
     with serving(model=MODEL) as server, split(metered(server, meters)) as runner:
         (meter,) = meters
