@@ -479,7 +479,7 @@ _BY_KIND = {
 _BY_CLASS = {cls: (kind, _BY_KIND[kind][1]) for kind, (cls, _) in _BY_KIND.items()}
 
 # What is stored carries a check; queries and partials live for one step and do without (0.26 ms for 2.6 MB).
-_CHECKED = {PutPage, PageRows, PutRows, PutState, StateReply}
+_CHECKED = {PutPage, PageRows, PutRows, PutState, StateReply, TailChunk, TailAck}
 
 # What answers what. A reply of another class is a protocol error.
 REPLIES: dict[type[Any], type[Any]] = {
