@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from jinja2 import TemplateError
-
 from backburner.api.errors import ApiError, InvalidRequestError, context_exceeded
+from backburner.api.parsing import history
 from backburner.api.schemas import ChatBody, CompletionBody, GenerationBody
 from backburner.api.settings import Api, ApiSettings
 from backburner.engine.request import GenerationRequest, SamplingParams
@@ -56,16 +55,18 @@ def chat_prompt(api: Api, body: ChatBody) -> list[int]:
         raise InvalidRequestError(f"{reserved[0]!r} cannot be set here", param="chat_template_kwargs")
     # The answer is not held to tool_choice, so "none" can only be kept by not offering any tool.
     tools = None if body.tool_choice == "none" else body.tools or None
+    messages = history.for_template(
+        [message.model_dump() for message in body.messages], api.tokenizer, api.arguments_forms
+    )
     try:
         text = api.tokenizer.apply_chat_template(
-            [message.for_template() for message in body.messages],
+            messages,
             tools=tools,
             add_generation_prompt=True,
             tokenize=False,
             **kwargs,
         )
-    # A template is a program that runs on the client's data: whatever it raises, the data does not suit it.
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:
+    except history.TEMPLATE_ERRORS as e:
         raise InvalidRequestError(
             f"the chat template refuses these messages: {e}", param="messages", code="template_error"
         ) from e

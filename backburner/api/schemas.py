@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from backburner.api.body import strict_json
 from backburner.api.errors import unsupported
 
 MAX_STOP_STRINGS = 64
@@ -13,39 +12,6 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1000
 # The prompts of one request are answered in turn; more than this is a batch job in disguise.
 MAX_PROMPTS = 128
-
-
-def _join_text(content: object) -> object:
-    """A string, null, or a list of text parts, as one string."""
-    if content is None:
-        return ""
-    if not isinstance(content, list):
-        return content
-    texts: list[str] = []
-    for i, part in enumerate(content):
-        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
-        text = part.get("text") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ValueError(f"part {i} is of type {kind!r}; this server reads text only")
-        if not isinstance(text, str):
-            raise ValueError(f"part {i} has no text")
-        texts.append(text)
-    return "".join(texts)
-
-
-def _parse_arguments(arguments: object) -> object:
-    """The API carries arguments as a JSON string; chat templates want the object."""
-    if arguments is None or arguments == "":
-        return {}
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        value = strict_json(arguments)
-    except ValueError as e:
-        raise ValueError(f"not valid JSON: {e}") from e
-    if not isinstance(value, dict):
-        raise ValueError("has to be a JSON object")
-    return value
 
 
 def _list_of_stops(stop: object) -> object:
@@ -84,7 +50,6 @@ def _check_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return tool
 
 
-Text = Annotated[str, BeforeValidator(_join_text)]
 Tool = Annotated[dict[str, Any], AfterValidator(_check_tool)]
 Stops = Annotated[list[str], BeforeValidator(_list_of_stops)]
 
@@ -97,7 +62,7 @@ class Body(BaseModel):
 
 class FunctionCall(Body):
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(_parse_arguments)] = Field(default_factory=dict)
+    arguments: Any = None
 
 
 class ToolCall(Body):
@@ -107,18 +72,15 @@ class ToolCall(Body):
 
 
 class Message(Body):
+    """Only the shape is checked here; `parsing.history` reads content and arguments."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text = ""
+    content: Any = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None  # the same by another name, or something else entirely
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        message = self.model_dump(exclude_none=True)
-        if self.role == "developer":
-            message["role"] = "system"
-        return message
 
 
 class StreamOptions(Body):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from backburner.api.parsing.history import ArgumentsForms
 from backburner.engine.request import EngineClient, SamplingParams
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Api:
     engine: EngineClient
     tokenizer: Tokenizer
     settings: ApiSettings
+    arguments_forms: ArgumentsForms = field(default_factory=ArgumentsForms)
     replies: set[Reply] = field(default_factory=set)
 
     def effective_ctx_size(self) -> int:

@@ -1,0 +1,1 @@
+"""An answer's text as thoughts, content and tool calls, and past ones as a template wants them; no IO."""

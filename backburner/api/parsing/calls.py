@@ -1,0 +1,145 @@
+"""Splits what is said into content and tool calls.
+
+A call is held back until its function is complete, and then comes as one: a start cannot be taken back, and
+arguments that were cut, then closed to be valid JSON, would have an agent write half a file. So every call that is
+sent is one the model finished; whatever breaks off is content, to the last character, also behind calls
+that stand. The silence meanwhile is for the server to fill.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from backburner.api.parsing.arguments import Parameters
+from backburner.api.parsing.functions import CallReader, JsonCall, Malformed, XmlCall
+from backburner.api.parsing.markers import (
+    CALL_CLOSE,
+    CALL_OPEN,
+    FUNCTION_OPEN,
+    WHITESPACE,
+    begun,
+    may_become,
+    skip_whitespace,
+)
+from backburner.api.parsing.pieces import ContentDelta, Piece, ToolCallArguments, ToolCallStart
+
+# Each broken call is read anew, for calls that it may hold. A model that loops can open thousands.
+MAX_BROKEN_CALLS = 32
+
+
+class CallSplitter:
+    def __init__(
+        self, tools: Sequence[Mapping[str, Any]], *, parallel: bool, new_id: Callable[[], str]
+    ) -> None:
+        self._tools = tools
+        self._parallel = parallel
+        self._new_id = new_id
+        self.sent = 0
+        self._broken = 0
+        self._pending = ""
+        self._read: Callable[[], list[Piece] | None] = self._text
+        self._silent = True  # nothing but whitespace since the start or the last call
+        self._called = False  # a call came before
+        # Inside a block: the blanks before it, dropped if it holds a call; where its inner text starts, which is
+        # behind <tool_call> or, once it gave a call, at 0.
+        self._blanks = ""
+        self._inner = 0
+        self._reader: CallReader = XmlCall(0)
+
+    def feed(self, text: str) -> list[Piece]:
+        self._pending += text
+        pieces: list[Piece] = []
+        while (read := self._read()) is not None:
+            pieces += read
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        """The withheld rest: no block will be closed any more."""
+        pieces = self.feed("")
+        while self._read != self._text:
+            pieces += self._break_block()
+            pieces += self.feed("")
+        if self._pending.strip(WHITESPACE) or not (self._silent and self._called):
+            pieces += self._content(self._pending)
+        self._pending = ""
+        return pieces
+
+    # Each reader takes what is certain from the pending text; None: it has to see more.
+
+    def _text(self) -> list[Piece] | None:
+        text = self._pending
+        if self._broken >= MAX_BROKEN_CALLS:
+            self._pending = ""
+            return self._content(text) or None
+        block = text.find(CALL_OPEN)
+        end = block if block >= 0 else begun(text, CALL_OPEN)
+        said = self._blanks_before(text, end)
+        pieces = self._content(text[:said])
+        if block >= 0:
+            self._blanks, self._pending = text[said:end], text[end:]
+            self._inner = len(CALL_OPEN)
+            self._read = self._block
+            return pieces
+        self._pending = text[said:]
+        return pieces or None
+
+    def _block(self) -> list[Piece] | None:
+        text = self._pending
+        at = skip_whitespace(text, self._inner)
+        if text.startswith(FUNCTION_OPEN, at):
+            self._reader = XmlCall(at)
+            self._read = self._call
+        elif text.startswith("{", at):
+            self._reader = JsonCall(at)
+            self._read = self._call
+        elif self._inner == 0 and text.startswith(CALL_CLOSE, at):
+            self._pending = text[at + len(CALL_CLOSE) :]
+            self._read = self._text
+        elif may_become(text[at:], FUNCTION_OPEN, *([CALL_CLOSE] if self._inner == 0 else [])):
+            return None
+        else:
+            return self._break_block()
+        return []
+
+    def _call(self) -> list[Piece] | None:
+        try:
+            end = self._reader.read(self._pending)
+        except Malformed:
+            return self._break_block()
+        if end is None:
+            return None
+        name, arguments = self._reader.name, self._reader.arguments(self._parameters_of)
+        self._pending = self._pending[end:]
+        self._blanks = ""
+        self._inner = 0
+        self._silent = self._called = True
+        self._read = self._block
+        if self.sent and not self._parallel:
+            return []
+        index = self.sent
+        self.sent += 1
+        return [ToolCallStart(index, self._new_id(), name), ToolCallArguments(index, arguments)]
+
+    def _break_block(self) -> list[Piece]:
+        """The rest of the block is text, in which calls may follow."""
+        if self._read == self._call:
+            self._broken += 1
+        opening, self._pending = self._pending[: self._inner], self._pending[self._inner :]
+        self._read = self._text
+        return self._content(self._blanks + opening)
+
+    def _blanks_before(self, text: str, end: int) -> int:
+        """Where the blank lines at the end of text[:end] start, which are dropped if a call follows."""
+        said = len(text[:end].rstrip(WHITESPACE))
+        if said == 0 and self._silent:
+            return 0
+        line_end = text.find("\n", said, end)
+        return line_end if line_end >= 0 else end
+
+    def _content(self, text: str) -> list[Piece]:
+        if not text:
+            return []
+        self._silent = False
+        return [ContentDelta(text)]
+
+    def _parameters_of(self, name: str) -> Parameters:
+        return Parameters.of(self._tools, name)
