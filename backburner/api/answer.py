@@ -5,34 +5,52 @@ from collections.abc import Sequence
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from backburner.api.format import Format, Usage
-from backburner.api.reply import Answer, Reply, unless_disconnected
-from backburner.api.schemas import GenerationBody
+from backburner.api.format import Choice, Format, Usage
+from backburner.api.reply import LIVENESS_S, Reply, unless_disconnected
 from backburner.api.settings import Api
 from backburner.api.sse import SseResponse
-from backburner.engine.request import GenerationRequest
+from backburner.engine.request import Delta, Finished, GenerationRequest, PromptLogprobs
 
 # nginx's "client closed request". Nobody receives it.
 CLIENT_CLOSED_REQUEST = 499
 
 
 async def respond(
-    api: Api, request: Request, body: GenerationBody, generations: Sequence[GenerationRequest], kind: Format
+    api: Api, request: Request, stream: bool, generations: Sequence[GenerationRequest], kind: Format
 ) -> Response:
-    if body.stream:
-        return SseResponse(api, generations, kind, body.includes_usage)
-    answers = await unless_disconnected(request.receive, _collect_all(api, generations))
-    if answers is None:
+    """Several generations are answered in turn, as choices 0, 1, ..."""
+    if stream:
+        return SseResponse(api, generations, kind)
+    answered = await unless_disconnected(request.receive, _collect_all(api, generations, kind))
+    if answered is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
+    choices, usage = answered
+    return JSONResponse(kind.whole(choices, usage))
+
+
+async def _collect_all(
+    api: Api, generations: Sequence[GenerationRequest], kind: Format
+) -> tuple[list[Choice], Usage]:
+    choices: list[Choice] = []
     usage = Usage()
-    for answer in answers:
-        usage = usage.plus(answer.finished)
-    return JSONResponse(kind.whole(answers, usage))
-
-
-async def _collect_all(api: Api, generations: Sequence[GenerationRequest]) -> list[Answer]:
-    answers: list[Answer] = []
-    for generation in generations:
+    for index, generation in enumerate(generations):
+        choice = kind.choice(index)
         with Reply(api, generation) as reply:
-            answers.append(await reply.collect())
-    return answers
+            finished = await _collect(reply, choice)
+        usage = usage.plus(finished)
+        choices.append(choice)
+    return choices, usage
+
+
+async def _collect(reply: Reply, choice: Choice) -> Finished:
+    """Feeds a choice as a stream would, and drops the frames."""
+    list(choice.opening())
+    while True:
+        match await reply.next(LIVENESS_S):
+            case Delta() as delta:
+                list(choice.delta(delta))
+            case PromptLogprobs() as scores:
+                list(choice.prompt(scores))
+            case Finished() as finished:
+                list(choice.closing(finished))
+                return finished

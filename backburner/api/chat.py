@@ -1,8 +1,8 @@
 """POST /v1/chat/completions: a conversation in, the assistant's turn out."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request, Response
@@ -11,26 +11,40 @@ from pydantic import ValidationError
 from backburner.api.answer import respond
 from backburner.api.body import parse_object, read_body
 from backburner.api.errors import from_validation
-from backburner.api.format import Envelope, Usage
-from backburner.api.prompt import chat_prompt, check_model, generation_request
-from backburner.api.reply import Answer
+from backburner.api.format import Choice, DataFrames, Envelope, Usage
+from backburner.api.logprobs import chat_logprobs
+from backburner.api.parsing.parser import Parser
+from backburner.api.parsing.pieces import (
+    ContentDelta,
+    Message,
+    Piece,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
+    join,
+)
+from backburner.api.prompt import check_model, choices_of
 from backburner.api.schemas import ChatBody, refuse_unsupported
 from backburner.api.settings import Api
-from backburner.engine.request import FinishReason, GenerationRequest
+from backburner.api.turn import Turn, chat_turn
+from backburner.engine.request import Delta, Finished, GenerationRequest, PromptLogprobs, TokenLogprob
 
 WHOLE = "chat.completion"
 CHUNK = "chat.completion.chunk"
+
+THOUGHT_END = b"</think>"
 
 
 async def chat_completions(api: Api, request: Request) -> Response:
     raw = await read_body(request, api.settings.max_body_bytes, api.settings.body_idle_s)
     envelope = Envelope.new("chatcmpl", api.settings.model_id)
     # Parsing, rendering and tokenising a long prompt takes seconds; other clients must not wait for it.
-    body, generation = await asyncio.to_thread(_prepare, api, raw, envelope.id)
-    return await respond(api, request, body, [generation], ChatFormat(envelope))
+    body, turn, generations = await asyncio.to_thread(_prepare, api, raw, envelope.id)
+    kind = ChatFormat(envelope, turn, body.includes_usage, bool(body.logprobs))
+    return await respond(api, request, bool(body.stream), generations, kind)
 
 
-def _prepare(api: Api, raw: bytes, request_id: str) -> tuple[ChatBody, GenerationRequest]:
+def _prepare(api: Api, raw: bytes, request_id: str) -> tuple[ChatBody, Turn, list[GenerationRequest]]:
     fields = parse_object(raw)
     refuse_unsupported(fields)
     try:
@@ -38,41 +52,148 @@ def _prepare(api: Api, raw: bytes, request_id: str) -> tuple[ChatBody, Generatio
     except ValidationError as e:
         raise from_validation(e) from e
     check_model(api.settings, body.model)
-    max_tokens = body.max_completion_tokens or body.max_tokens
-    prompt = chat_prompt(api, body)
-    return body, generation_request(api, body, request_id, prompt, max_tokens, "messages")
+    turn = chat_turn(api, body)
+    return body, turn, choices_of(api, body, request_id, turn, body.n or 1)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatFormat:
+def finish_reason(finished: Finished, calls: int) -> str:
+    """An answer that ends with calls says so: clients drop calls beside `stop`."""
+    return "tool_calls" if calls and finished.reason == "stop" else finished.reason
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    calls = [
+        {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+        for c in message.tool_calls
+    ]
+    result: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.reasoning:
+        result["reasoning_content"] = message.reasoning
+    if calls:
+        result["content"] = message.content or None
+        result["tool_calls"] = calls
+    return result
+
+
+def piece_json(piece: Piece) -> dict[str, Any]:
+    """The `delta` of a chunk."""
+    match piece:
+        case ReasoningDelta(text):
+            return {"reasoning_content": text}
+        case ContentDelta(text):
+            return {"content": text}
+        case ToolCallStart(index, id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
+        case ToolCallArguments(index, json_text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": json_text}}]}
+
+
+class ChatChoice:
+    """One answer of a chat: its text parsed into thoughts, content and calls."""
+
+    def __init__(
+        self,
+        index: int,
+        parser: Parser,
+        forced: str,
+        logprobs: bool,
+        chunk: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
+        """forced: what the answer was made to begin with. chunk: puts a choice's JSON into its envelope."""
+        self._index = index
+        self._parser = parser
+        self._forced = forced
+        self._logprobs = ContentTokens(parser.thinks) if logprobs else None
+        self._scores: list[TokenLogprob] = []  # of content that was not sent yet
+        self._all_scores: list[TokenLogprob] = []
+        self._chunk = chunk
+        self._pieces: list[Piece] = []
+        self._finished: Finished | None = None
+
+    def opening(self) -> Iterable[dict[str, Any]]:
+        yield self._choice({"role": "assistant", "content": ""})
+        if self._forced:
+            yield from self._send(self._parser.feed(self._forced))
+
+    def prompt(self, event: PromptLogprobs) -> Iterable[dict[str, Any]]:
+        return ()
+
+    def delta(self, event: Delta) -> Iterable[dict[str, Any]]:
+        if self._logprobs is not None:
+            scores = self._logprobs.take(event.logprobs)
+            self._scores += scores
+            self._all_scores += scores
+        return self._send(self._parser.feed(event.text))
+
+    def closing(self, event: Finished) -> Iterable[dict[str, Any]]:
+        self._finished = event
+        yield from self._send(self._parser.finish(event.reason))
+        yield self._choice({}, finish_reason(event, self._parser.calls_sent))
+
+    def whole(self) -> dict[str, Any]:
+        assert self._finished is not None
+        scores = None if self._logprobs is None else {"content": chat_logprobs(self._all_scores)}
+        return {
+            "index": self._index,
+            "message": message_json(join(self._pieces)),
+            "logprobs": scores,
+            "finish_reason": finish_reason(self._finished, self._parser.calls_sent),
+        }
+
+    def _send(self, pieces: Sequence[Piece]) -> Iterable[dict[str, Any]]:
+        self._pieces += pieces
+        return [self._choice(piece_json(piece)) for piece in pieces]
+
+    def _choice(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        scores = None
+        if self._logprobs is not None and self._scores and (delta.get("content") or reason):
+            scores = {"content": chat_logprobs(self._scores)}
+            self._scores = []
+        choice = {"index": self._index, "delta": delta, "logprobs": scores, "finish_reason": reason}
+        return self._chunk(choice)
+
+
+class ContentTokens:
+    """Of an answer's tokens those that come after its thoughts: OpenAI's logprobs are of the content."""
+
+    def __init__(self, thinking: bool) -> None:
+        self._thought = b"" if thinking else None  # its bytes so far; None: it is over
+        self._at_start = thinking
+
+    def take(self, tokens: Iterable[TokenLogprob]) -> list[TokenLogprob]:
+        found = []
+        for token in tokens:
+            if self._thought is not None:
+                self._thought += token.bytes
+                if THOUGHT_END in self._thought:
+                    self._thought = None
+            elif not (self._at_start and not token.bytes.strip()):  # the blank line after the thought
+                self._at_start = False
+                found.append(token)
+        return found
+
+
+@dataclass(slots=True)
+class ChatFormat(DataFrames):
     envelope: Envelope
+    turn: Turn
+    includes_usage: bool
+    logprobs: bool
+    choices: list[Choice] = field(default_factory=list)
 
-    def opening_chunks(self, index: int, includes_usage: bool) -> Iterable[dict[str, Any]]:
-        yield self._chunk(index, {"role": "assistant", "content": ""}, None, includes_usage)
+    def choice(self, index: int) -> Choice:
+        return ChatChoice(
+            index,
+            self.turn.parser(),
+            self.turn.forced,
+            self.logprobs,
+            lambda choice: self.envelope.chunk(CHUNK, choice, self.includes_usage),
+        )
 
-    def text_chunk(self, index: int, text: str, includes_usage: bool) -> dict[str, Any]:
-        return self._chunk(index, {"content": text}, None, includes_usage)
+    def ending(self, usage: Usage) -> Iterable[dict[str, Any]]:
+        if self.includes_usage:
+            yield self.envelope.usage_chunk(CHUNK, usage)
 
-    def closing_chunk(self, index: int, reason: FinishReason, includes_usage: bool) -> dict[str, Any]:
-        return self._chunk(index, {}, reason, includes_usage)
-
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        return self.envelope.usage_chunk(CHUNK, usage)
-
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": answer.text},
-                "logprobs": None,
-                "finish_reason": answer.finished.reason,
-            }
-            for index, answer in enumerate(answers)
-        ]
-        return self.envelope.whole(WHOLE, choices, usage)
-
-    def _chunk(
-        self, index: int, delta: dict[str, Any], reason: FinishReason | None, includes_usage: bool
-    ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
-        return self.envelope.chunk(CHUNK, choice, includes_usage)
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+        return self.envelope.whole(WHOLE, [choice.whole() for choice in choices], usage)

@@ -1,8 +1,8 @@
 """POST /v1/completions: raw prompts in, their continuations out."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Request, Response
@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from backburner.api.answer import respond
 from backburner.api.body import parse_object, read_body
 from backburner.api.errors import from_validation
-from backburner.api.format import Envelope, Usage
-from backburner.api.prompt import check_model, completion_prompts, generation_request
-from backburner.api.reply import Answer
+from backburner.api.format import Choice, DataFrames, Envelope, Usage
+from backburner.api.logprobs import TextLogprobs, joined
+from backburner.api.prompt import another, check_model, completion_prompts, generation_request
 from backburner.api.schemas import CompletionBody, refuse_unsupported
 from backburner.api.settings import Api
-from backburner.engine.request import FinishReason, GenerationRequest
+from backburner.engine.request import Delta, Finished, GenerationRequest, PromptLogprobs, TokenLogprob
 
 KIND = "text_completion"  # of whole answers and chunks alike
 
@@ -24,44 +24,104 @@ KIND = "text_completion"  # of whole answers and chunks alike
 async def completions(api: Api, request: Request) -> Response:
     raw = await read_body(request, api.settings.max_body_bytes, api.settings.body_idle_s)
     envelope = Envelope.new("cmpl", api.settings.model_id)
-    body, generations = await asyncio.to_thread(_prepare, api, raw, envelope.id)
-    return await respond(api, request, body, generations, CompletionFormat(envelope))
+    body, generations, echoes = await asyncio.to_thread(_prepare, api, raw, envelope.id)
+    kind = CompletionFormat(envelope, body.includes_usage, echoes, body.logprobs)
+    return await respond(api, request, bool(body.stream), generations, kind)
 
 
-def _prepare(api: Api, raw: bytes, request_id: str) -> tuple[CompletionBody, list[GenerationRequest]]:
+def _prepare(
+    api: Api, raw: bytes, request_id: str
+) -> tuple[CompletionBody, list[GenerationRequest], list[str]]:
+    """The body, a request for each choice of each prompt, and what each choice begins with."""
     fields = parse_object(raw)
-    refuse_unsupported(fields, legacy_logprobs=True)
+    refuse_unsupported(fields)
     try:
         body = CompletionBody.model_validate(fields)
     except ValidationError as e:
         raise from_validation(e) from e
     check_model(api.settings, body.model)
-    return body, [
-        generation_request(api, body, f"{request_id}-{i}", prompt, body.max_tokens, "prompt")
-        for i, prompt in enumerate(completion_prompts(api, body))
-    ]
+    generations: list[GenerationRequest] = []
+    echoes: list[str] = []
+    scores_prompt = bool(body.echo) and body.logprobs is not None
+    for number, prompt in enumerate(completion_prompts(api, body)):
+        first = generation_request(api, body, f"{request_id}-{number}", prompt, body.max_tokens, "prompt")
+        first = replace(first, prompt_logprobs=scores_prompt)
+        generations += [first, *(another(first, i) for i in range(1, body.n or 1))]
+        echo = api.tokenizer.decode(prompt) if body.echo and not scores_prompt else ""
+        echoes += [echo] * (body.n or 1)
+    return body, generations, echoes
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionFormat:
+class CompletionChoice:
+    """One continuation, with its prompt in front where that was asked for."""
+
+    def __init__(
+        self,
+        index: int,
+        echo: str,
+        top: int | None,
+        chunk: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
+        """top: alternatives to each token; None: no logprobs."""
+        self._index = index
+        self._echo = echo
+        self._top = top
+        self._chunk = chunk
+        self._lists = TextLogprobs()
+        self._texts: list[str] = []
+        self._blocks: list[dict[str, Any]] = []
+        self._finished: Finished | None = None
+
+    def opening(self) -> Iterable[dict[str, Any]]:
+        if self._echo:
+            yield self._send(self._echo, ())
+
+    def prompt(self, event: PromptLogprobs) -> Iterable[dict[str, Any]]:
+        # As text the joined bytes of the tokens, so that offsets fit also where a token is half a character.
+        text = b"".join(t.bytes for t in event.tokens).decode(errors="replace")
+        yield self._send(text, event.tokens)
+
+    def delta(self, event: Delta) -> Iterable[dict[str, Any]]:
+        yield self._send(event.text, event.logprobs)
+
+    def closing(self, event: Finished) -> Iterable[dict[str, Any]]:
+        self._finished = event
+        yield self._chunk(self._choice("", None, event.reason))
+
+    def whole(self) -> dict[str, Any]:
+        assert self._finished is not None
+        scores = None if self._top is None else joined(self._blocks)
+        return self._choice("".join(self._texts), scores, self._finished.reason)
+
+    def _send(self, text: str, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        scores = None if self._top is None else self._lists.block(tokens, self._top)
+        self._texts.append(text)
+        if scores is not None:
+            self._blocks.append(scores)
+        return self._chunk(self._choice(text, scores, None))
+
+    def _choice(self, text: str, scores: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+        return {"index": self._index, "text": text, "logprobs": scores, "finish_reason": reason}
+
+
+@dataclass(slots=True)
+class CompletionFormat(DataFrames):
     envelope: Envelope
+    includes_usage: bool
+    echoes: Sequence[str]  # by choice
+    top: int | None
 
-    def opening_chunks(self, index: int, includes_usage: bool) -> Iterable[dict[str, Any]]:
-        return ()
+    def choice(self, index: int) -> Choice:
+        return CompletionChoice(
+            index,
+            self.echoes[index],
+            self.top,
+            lambda choice: self.envelope.chunk(KIND, choice, self.includes_usage),
+        )
 
-    def text_chunk(self, index: int, text: str, includes_usage: bool) -> dict[str, Any]:
-        return self.envelope.chunk(KIND, _choice(index, text, None), includes_usage)
+    def ending(self, usage: Usage) -> Iterable[dict[str, Any]]:
+        if self.includes_usage:
+            yield self.envelope.usage_chunk(KIND, usage)
 
-    def closing_chunk(self, index: int, reason: FinishReason, includes_usage: bool) -> dict[str, Any]:
-        return self.envelope.chunk(KIND, _choice(index, "", reason), includes_usage)
-
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        return self.envelope.usage_chunk(KIND, usage)
-
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
-        choices = [_choice(i, answer.text, answer.finished.reason) for i, answer in enumerate(answers)]
-        return self.envelope.whole(KIND, choices, usage)
-
-
-def _choice(index: int, text: str, reason: FinishReason | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+        return self.envelope.whole(KIND, [choice.whole() for choice in choices], usage)

@@ -14,9 +14,11 @@ from backburner.errors import (
     BackburnerError,
     ContextExceeded,
     EngineDead,
+    GrammarError,
     HostFull,
     RemoteError,
     TransportError,
+    Unsupported,
 )
 
 log = logging.getLogger(__name__)
@@ -90,7 +92,7 @@ def context_exceeded(prompt_tokens: int, ctx_size: int, param: str) -> ApiError:
 def from_engine(error: BackburnerError) -> ApiError:
     """What the client is told when the engine or the worker's link fails."""
     message = str(error) or error.__doc__ or error.code
-    if isinstance(error, ContextExceeded):
+    if isinstance(error, ContextExceeded | GrammarError | Unsupported):
         return ApiError(400, message, code=error.code)
     if isinstance(error, HostFull):
         return ApiError(503, message, code=error.code, headers=NO_RETRY)

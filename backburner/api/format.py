@@ -1,13 +1,16 @@
 """How answers look in JSON: what chat and text completions share, and the protocol each implements."""
 
+import json
 import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from backburner.api.reply import Answer
-from backburner.engine.request import Finished, FinishReason
+from starlette.responses import Response
+
+from backburner.api.errors import ApiError, error_response
+from backburner.engine.request import Delta, Finished, PromptLogprobs
 
 
 def new_id(prefix: str) -> str:
@@ -64,15 +67,78 @@ class Envelope:
         return {"id": self.id, "object": kind, "created": self.created_s, "model": self.model}
 
 
+class Choice(Protocol):
+    """One answer on its way: events in, frames' JSON out, and the whole of it at the end.
+
+    A whole answer goes through the same object as a streamed one, so that both say the same.
+    """
+
+    def opening(self) -> Iterable[dict[str, Any]]:
+        """Before the first event with content."""
+        ...
+
+    def prompt(self, event: PromptLogprobs) -> Iterable[dict[str, Any]]: ...
+
+    def delta(self, event: Delta) -> Iterable[dict[str, Any]]: ...
+
+    def closing(self, event: Finished) -> Iterable[dict[str, Any]]: ...
+
+    def whole(self) -> dict[str, Any]:
+        """The choice of an answer that was not streamed; after `closing`."""
+        ...
+
+
 class Format(Protocol):
-    """One kind of answer, whole or in chunks. Parsing of thoughts and tool calls belongs behind this."""
+    """One kind of answer, whole or in chunks."""
 
-    def opening_chunks(self, index: int, includes_usage: bool) -> Iterable[dict[str, Any]]: ...
+    def choice(self, index: int) -> Choice: ...
 
-    def text_chunk(self, index: int, text: str, includes_usage: bool) -> dict[str, Any]: ...
+    def ending(self, usage: Usage) -> Iterable[dict[str, Any]]:
+        """What follows the last choice of a stream."""
+        ...
 
-    def closing_chunk(self, index: int, reason: FinishReason, includes_usage: bool) -> dict[str, Any]: ...
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]: ...
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]: ...
+    def frame(self, value: dict[str, Any]) -> bytes:
+        """One server-sent event."""
+        ...
 
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]: ...
+    def error_frame(self, error: ApiError) -> bytes:
+        """The last event of a stream that failed."""
+        ...
+
+    def refusal(self, error: ApiError) -> Response:
+        """The answer when nothing was sent yet."""
+        ...
+
+    @property
+    def done(self) -> bytes:
+        """The last bytes of a stream that went well."""
+        ...
+
+    @property
+    def keep_alive(self) -> bytes | None:
+        """What to send when there is nothing to say; None: a comment."""
+        ...
+
+
+class DataFrames:
+    """The part of a Format that all of OpenAI's older endpoints share: unnamed events, [DONE] at the end."""
+
+    done = b"data: [DONE]\n\n"
+    keep_alive: bytes | None = None
+
+    def frame(self, value: dict[str, Any]) -> bytes:
+        return data_frame(value)
+
+    def error_frame(self, error: ApiError) -> bytes:
+        return data_frame(error.body())
+
+    def refusal(self, error: ApiError) -> Response:
+        return error_response(error)
+
+
+def data_frame(value: dict[str, Any], event: str | None = None) -> bytes:
+    """One server-sent event, with a name if `event` gives one."""
+    name = f"event: {event}\n".encode() if event else b""
+    return name + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

@@ -1,34 +1,16 @@
 """From a validated body to a GenerationRequest: model name, template, tokens, limits. Blocking."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 from backburner.api.errors import ApiError, InvalidRequestError, context_exceeded
-from backburner.api.parsing import history
 from backburner.api.schemas import ChatBody, CompletionBody, GenerationBody
 from backburner.api.settings import Api, ApiSettings
+from backburner.api.turn import Turn
 from backburner.engine.request import GenerationRequest, SamplingParams
 
-# Arguments of apply_chat_template itself; through chat_template_kwargs a client could replace the template.
-RESERVED_TEMPLATE_KWARGS = frozenset(
-    (
-        "conversation",
-        "messages",
-        "tools",
-        "documents",
-        "chat_template",
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenize",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-        "processor_kwargs",
-    )
-)
+T = TypeVar("T")
 
 
 def served_names(settings: ApiSettings) -> set[str]:
@@ -47,32 +29,6 @@ def check_model(settings: ApiSettings, name: str | None) -> None:
         )
 
 
-def chat_prompt(api: Api, body: ChatBody) -> list[int]:
-    """The tokens of a conversation, ready for the assistant to speak."""
-    kwargs = {**api.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})}
-    reserved = sorted(RESERVED_TEMPLATE_KWARGS.intersection(kwargs))
-    if reserved:
-        raise InvalidRequestError(f"{reserved[0]!r} cannot be set here", param="chat_template_kwargs")
-    # The answer is not held to tool_choice, so "none" can only be kept by not offering any tool.
-    tools = None if body.tool_choice == "none" else body.tools or None
-    messages = history.for_template(
-        [message.model_dump() for message in body.messages], api.tokenizer, api.arguments_forms
-    )
-    try:
-        text = api.tokenizer.apply_chat_template(
-            messages,
-            tools=tools,
-            add_generation_prompt=True,
-            tokenize=False,
-            **kwargs,
-        )
-    except history.TEMPLATE_ERRORS as e:
-        raise InvalidRequestError(
-            f"the chat template refuses these messages: {e}", param="messages", code="template_error"
-        ) from e
-    return api.tokenizer.encode(text, add_special_tokens=False)
-
-
 def completion_prompts(api: Api, body: CompletionBody) -> list[list[int]]:
     vocabulary = len(api.tokenizer)
     prompts: list[list[int]] = []
@@ -84,6 +40,25 @@ def completion_prompts(api: Api, body: CompletionBody) -> list[list[int]]:
             raise InvalidRequestError(f"a token id is outside [0, {vocabulary})", param="prompt")
         prompts.append(tokens)
     return prompts
+
+
+def choices_of(
+    api: Api, body: ChatBody, request_id: str, turn: Turn, choices: int
+) -> list[GenerationRequest]:
+    """One request for each choice. With a seed, each of them has its own: the same ones every time."""
+    prompt = api.tokenizer.encode(turn.text, add_special_tokens=False)
+    first = generation_request(
+        api, body, request_id, prompt, body.max_completion_tokens or body.max_tokens, "messages"
+    )
+    first = replace(first, grammar=turn.grammar)
+    return [first, *(another(first, i) for i in range(1, choices))]
+
+
+def another(first: GenerationRequest, index: int) -> GenerationRequest:
+    """The same request as a further choice."""
+    seed = first.sampling.seed
+    sampling = first.sampling if seed is None else replace(first.sampling, seed=(seed + index) % 2**64)
+    return replace(first, request_id=f"{first.request_id}-{index}", sampling=sampling)
 
 
 def generation_request(
@@ -98,19 +73,32 @@ def generation_request(
         request_id=request_id,
         prompt=tuple(prompt),
         max_tokens=min(room, max_tokens or api.settings.max_tokens or room),
-        sampling=_sampling(api.settings.sampling, body),
+        sampling=_sampling(api, body),
         stop=tuple(body.stop),
         ignore_eos=bool(body.ignore_eos),
+        logprobs=body.logprobs_wanted,
     )
 
 
-def _sampling(default: SamplingParams, body: GenerationBody) -> SamplingParams:
+def _sampling(api: Api, body: GenerationBody) -> SamplingParams:
+    default, vocabulary = api.settings.sampling, len(api.tokenizer)
     # -1 means "random" to llama.cpp and Ollama clients; other negative seeds keep their 64 bits.
     seed = default.seed if body.seed is None else None if body.seed == -1 else body.seed % 2**64
+    if any(token >= vocabulary for token, _ in body.logit_bias):
+        raise InvalidRequestError(f"a token id is outside [0, {vocabulary})", param="logit_bias")
+
+    def given(value: T | None, other: T) -> T:
+        return other if value is None else value
+
+    penalty = body.repetition_penalty if body.repetition_penalty is not None else body.repeat_penalty
     return SamplingParams(
-        temperature=default.temperature if body.temperature is None else body.temperature,
-        top_p=default.top_p if body.top_p is None else body.top_p,
-        top_k=default.top_k if body.top_k is None else max(body.top_k, 0),
-        min_p=default.min_p if body.min_p is None else body.min_p,
+        temperature=given(body.temperature, default.temperature),
+        top_p=given(body.top_p, default.top_p),
+        top_k=max(given(body.top_k, default.top_k), 0),
+        min_p=given(body.min_p, default.min_p),
         seed=seed,
+        presence_penalty=given(body.presence_penalty, default.presence_penalty),
+        frequency_penalty=given(body.frequency_penalty, default.frequency_penalty),
+        repetition_penalty=given(penalty, default.repetition_penalty),
+        logit_bias=body.logit_bias or default.logit_bias,
     )

@@ -3,14 +3,23 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from starlette.types import Receive
 
 from backburner.api.settings import Api
-from backburner.engine.request import Delta, Event, Failed, Finished, GenerationRequest, Handle, Progress
+from backburner.engine.request import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    Handle,
+    Progress,
+    PromptLogprobs,
+    TokenLogprob,
+)
 from backburner.errors import EngineDead
 
 log = logging.getLogger(__name__)
@@ -19,14 +28,6 @@ log = logging.getLogger(__name__)
 LIVENESS_S = 1.0
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A complete answer, for clients that do not stream."""
-
-    text: str
-    finished: Finished
 
 
 class Reply:
@@ -42,6 +43,8 @@ class Reply:
         self._wake = asyncio.Event()
         self._progress: Progress | None = None
         self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt: list[TokenLogprob] = []
         self._end: Finished | Failed | None = None
         self._handle: Handle = api.engine.submit(request, self._emit)
         api.replies.add(self)
@@ -59,7 +62,7 @@ class Reply:
         """Ends the reply from our side of the seam."""
         self._put(failure)
 
-    async def next(self, timeout_s: float) -> Progress | Delta | Finished | None:
+    async def next(self, timeout_s: float) -> Progress | PromptLogprobs | Delta | Finished | None:
         """What has come since the last call, text joined; None after `timeout_s` without news."""
         if not self._has_news():
             self._wake.clear()
@@ -69,10 +72,14 @@ class Reply:
             except TimeoutError:
                 self._check_alive()
                 return None
-        if self._text:
-            text = "".join(self._text)
+        if self._prompt:
+            scores, self._prompt = PromptLogprobs(tuple(self._prompt)), []
+            return scores
+        if self._text or self._logprobs:
+            delta = Delta("".join(self._text), (), tuple(self._logprobs))
             self._text.clear()
-            return Delta(text, ())
+            self._logprobs.clear()
+            return delta
         if isinstance(self._end, Failed):
             raise self._end.error
         if self._end is not None:
@@ -80,17 +87,8 @@ class Reply:
         progress, self._progress = self._progress, None
         return progress
 
-    async def collect(self) -> Answer:
-        text: list[str] = []
-        while True:
-            match await self.next(LIVENESS_S):
-                case Delta() as delta:
-                    text.append(delta.text)
-                case Finished() as finished:
-                    return Answer("".join(text), finished)
-
     def _has_news(self) -> bool:
-        return bool(self._text or self._end or self._progress)
+        return bool(self._text or self._logprobs or self._prompt or self._end or self._progress)
 
     def _check_alive(self) -> None:
         status = self._api.engine.status()
@@ -111,6 +109,9 @@ class Reply:
             case Delta():
                 if event.text:
                     self._text.append(event.text)
+                self._logprobs += event.logprobs
+            case PromptLogprobs():
+                self._prompt += event.tokens
             case Progress():
                 self._progress = event
             case Finished() | Failed():

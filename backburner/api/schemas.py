@@ -1,17 +1,31 @@
 """Request bodies as pydantic models: what is read, in which range, and what is refused by name."""
 
+import json
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from backburner.api.errors import unsupported
+from backburner.engine.grammar import check_grammar
+from backburner.errors import GrammarError
 
 MAX_STOP_STRINGS = 64
 # Each stop string is compared with the tail of the answer at every token.
 MAX_STOP_CHARACTERS = 1000
-# The prompts of one request are answered in turn; more than this is a batch job in disguise.
+# The prompts and choices of one request are answered in turn; more than this is a batch job in disguise.
 MAX_PROMPTS = 128
+MAX_CHOICES = 128
+# OpenAI's limit.
+MAX_TOP_LOGPROBS = 20
 
 
 def _list_of_stops(stop: object) -> object:
@@ -87,12 +101,57 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
+class JsonSchema(Body):
+    """response_format.json_schema; the schema itself is kept as text, in the client's order of keys."""
+
+    name: str | None = None
+    text: str = Field(validation_alias="schema")
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _as_text(cls, schema: object) -> str:
+        if not isinstance(schema, dict | bool):
+            raise ValueError("has to be a JSON schema")
+        text = json.dumps(schema, ensure_ascii=False)
+        try:
+            check_grammar(text)
+        except GrammarError as e:
+            raise ValueError(str(e)) from e
+        return text
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema is required with type json_schema")
+        return self
+
+
+def _biases(bias: object) -> object:
+    """{"token": bias} as (token, bias) pairs."""
+    if bias is None:
+        return ()
+    if not isinstance(bias, dict):
+        raise ValueError("has to be an object of token ids and numbers")
+    pairs = []
+    for token, value in bias.items():
+        if not str(token).isdecimal() or type(value) not in (int, float) or not -100 <= value <= 100:
+            raise ValueError("has to map token ids to numbers from -100 to 100")
+        pairs.append((int(token), float(value)))
+    return tuple(pairs)
+
+
 class GenerationBody(Body):
     """What chat and text completions have in common."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: Stops = Field(default_factory=list)
     # -1 is the usual word of local servers for "none given".
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
@@ -100,6 +159,11 @@ class GenerationBody(Body):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)  # 0 and -1: off
     min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    repeat_penalty: float | None = Field(None, gt=0, le=10)  # llama.cpp's name for it
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_biases)] = ()
     max_tokens: int | None = Field(None, ge=1)
     ignore_eos: bool | None = None
 
@@ -107,21 +171,59 @@ class GenerationBody(Body):
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def logprobs_wanted(self) -> int | None:
+        """How many alternatives to each token; None: no logprobs."""
+        return None
+
+
+def _tool_choice(choice: object) -> object:
+    if choice is None or choice in ("auto", "none", "required"):
+        return choice
+    function = choice.get("function") if isinstance(choice, dict) else None
+    if isinstance(function, dict) and isinstance(function.get("name"), str):
+        return choice
+    raise ValueError(
+        'has to be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
+    )
+
 
 class ChatBody(GenerationBody):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
-    tool_choice: Any = None
+    tool_choice: Annotated[Any, AfterValidator(_tool_choice)] = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.tool_choice not in (None, "auto", "none") and not self.tools:
+            raise ValueError("tool_choice asks for a call, and there are no tools")
+        return self
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionBody(GenerationBody):
     prompt: Annotated[list[str | list[int]], BeforeValidator(_list_of_prompts)]
+    echo: bool | None = None
+    # A count; 0 still asks for the chosen token's own.
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
-
-def _no_text_format(value: object) -> bool:
-    return not (isinstance(value, dict) and value.get("type") == "text")
+    @property
+    def logprobs_wanted(self) -> int | None:
+        return self.logprobs
 
 
 def _beyond(*neutral: object) -> Callable[[object], bool]:
@@ -132,22 +234,11 @@ def _beyond(*neutral: object) -> Callable[[object], bool]:
 # Fields that would change the answer and are not implemented: refused when they ask for something.
 # Silence would be a wrong answer; null always means "not given".
 UNSUPPORTED: Mapping[str, Callable[[object], bool]] = {
-    "n": _beyond(1),
     "best_of": _beyond(1),
-    "logprobs": _beyond(False),
-    "top_logprobs": _beyond(0),
     "prompt_logprobs": _beyond(0),
-    "logit_bias": _beyond({}, []),
-    "response_format": _no_text_format,
-    "tool_choice": _beyond("auto", "none"),
     "functions": _beyond([]),
     "function_call": _beyond("auto", "none"),
-    "presence_penalty": _beyond(0),
-    "frequency_penalty": _beyond(0),
-    "repetition_penalty": _beyond(1),
-    "repeat_penalty": _beyond(1),
     "suffix": _beyond(""),
-    "echo": _beyond(False),
     "min_tokens": _beyond(0),
     "stop_token_ids": _beyond([]),
     "modalities": _beyond(["text"]),
@@ -158,19 +249,12 @@ UNSUPPORTED: Mapping[str, Callable[[object], bool]] = {
     "guided_choice": _beyond(),
     "guided_grammar": _beyond(),
     "structured_outputs": _beyond({}),
-    "continue_final_message": _beyond(False),
-    "add_generation_prompt": _beyond(True),
 }
 
 
-def refuse_unsupported(body: Mapping[str, object], *, legacy_logprobs: bool = False) -> None:
+def refuse_unsupported(body: Mapping[str, object]) -> None:
     """400 for a field that asks for what is not implemented."""
     for name, asks in UNSUPPORTED.items():
         value = body.get(name)
-        if value is None:
-            continue
-        # In /v1/completions `logprobs` is a count, and 0 still asks for the chosen token's own.
-        if legacy_logprobs and name == "logprobs" and value is not False:
-            raise unsupported(name, f"{name}={value!r}"[:200])
-        if asks(value):
+        if value is not None and asks(value):
             raise unsupported(name, f"{name}={value!r}"[:200])

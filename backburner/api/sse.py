@@ -1,7 +1,6 @@
 """Server-sent events: frames, keep-alives by wall clock, and an end that is honest about failures."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -10,20 +9,14 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from backburner.api.errors import error_response, from_engine, internal_error
-from backburner.api.format import Format, Usage
+from backburner.api.errors import from_engine, internal_error
+from backburner.api.format import Choice, Format, Usage
 from backburner.api.reply import Reply, unless_disconnected
 from backburner.api.settings import Api
-from backburner.engine.request import Delta, Finished, GenerationRequest, Progress
+from backburner.engine.request import Delta, Finished, GenerationRequest, Progress, PromptLogprobs
 from backburner.errors import BackburnerError
 
 log = logging.getLogger(__name__)
-
-DONE = b"data: [DONE]\n\n"
-
-
-def data_frame(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def comment_frame(progress: Progress | None) -> bytes:
@@ -33,11 +26,9 @@ def comment_frame(progress: Progress | None) -> bytes:
 
 
 class SseResponse(Response):
-    """Streams the answers of `requests`, one after the other, as chunks of `chunks`."""
+    """Streams the answers of `requests`, one after the other, as choices of one `kind`."""
 
-    def __init__(
-        self, api: Api, requests: Sequence[GenerationRequest], chunks: Format, includes_usage: bool
-    ) -> None:
+    def __init__(self, api: Api, requests: Sequence[GenerationRequest], kind: Format) -> None:
         # x-accel-buffering: nginx would otherwise collect the stream.
         super().__init__(
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type="text/event-stream"
@@ -45,15 +36,14 @@ class SseResponse(Response):
         del self.headers["content-length"]
         self._api = api
         self._requests = requests
-        self._chunks = chunks
-        self._includes_usage = includes_usage
+        self._kind = kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             first = Reply(self._api, self._requests[0])
         except BackburnerError as e:
             # Nothing has been sent yet: the client can still have a real status.
-            await error_response(from_engine(e))(scope, receive, send)
+            await self._kind.refusal(from_engine(e))(scope, receive, send)
             return
         with first:
             try:
@@ -73,31 +63,32 @@ class SseResponse(Response):
         await write(b"", more=False)
 
     async def _frames(self, first: Reply) -> AsyncGenerator[bytes, None]:
-        usage = Usage()
+        kind, usage = self._kind, Usage()
         try:
             for index, request in enumerate(self._requests):
                 with first if index == 0 else Reply(self._api, request) as reply:
-                    async with aclosing(self._choice(index, reply)) as frames:
+                    async with aclosing(self._choice(kind.choice(index), reply)) as frames:
                         async for frame in frames:
                             if isinstance(frame, Finished):
                                 usage = usage.plus(frame)
                             else:
                                 yield frame
+            for value in kind.ending(usage):
+                yield kind.frame(value)
         # After a failure there is no finish_reason and no [DONE]: a client must not take this for an answer.
         except BackburnerError as e:
             log.warning("%s failed: %s", self._requests[0].request_id, e)
-            yield data_frame(from_engine(e).body())
+            yield kind.error_frame(from_engine(e))
             return
         except Exception:
             log.exception("%s failed", self._requests[0].request_id)
-            yield data_frame(internal_error().body())
+            yield kind.error_frame(internal_error())
             return
-        if self._includes_usage:
-            yield data_frame(self._chunks.usage_chunk(usage))
-        yield DONE
+        yield kind.done
 
-    async def _choice(self, index: int, reply: Reply) -> AsyncGenerator[bytes | Finished, None]:
+    async def _choice(self, choice: Choice, reply: Reply) -> AsyncGenerator[bytes | Finished, None]:
         """The frames of one choice; the last item is its Finished."""
+        kind = self._kind
         keep_alive_s = self._api.settings.keep_alive_s
         clock = asyncio.get_running_loop().time
         sent_at = clock()
@@ -111,16 +102,27 @@ class SseResponse(Response):
                     continue
                 event = None
             if event is None:
-                yield comment_frame(None if opened else progress)
-            else:
-                if not opened:
-                    opened = True
-                    for chunk in self._chunks.opening_chunks(index, self._includes_usage):
-                        yield data_frame(chunk)
-                if isinstance(event, Delta):
-                    yield data_frame(self._chunks.text_chunk(index, event.text, self._includes_usage))
-                else:
-                    yield data_frame(self._chunks.closing_chunk(index, event.reason, self._includes_usage))
-                    yield event
-                    return
-            sent_at = clock()
+                yield kind.keep_alive or comment_frame(None if opened else progress)
+                sent_at = clock()
+                continue
+            frames: list[dict[str, Any]] = []
+            if not opened:
+                opened = True
+                frames += choice.opening()
+            match event:
+                case Delta():
+                    frames += choice.delta(event)
+                case PromptLogprobs():
+                    frames += choice.prompt(event)
+                case Finished():
+                    frames += choice.closing(event)
+            # Text may be held back until it is clear what it is; silence must not last longer than the keep-alive.
+            for value in frames:
+                yield kind.frame(value)
+                sent_at = clock()
+            if isinstance(event, Finished):
+                yield event
+                return
+            if clock() >= sent_at + keep_alive_s:
+                yield kind.keep_alive or comment_frame(None)
+                sent_at = clock()
