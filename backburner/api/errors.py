@@ -106,10 +106,10 @@ def internal_error() -> ApiError:
     return ApiError(500, "internal error; see the server's log", code="internal_error", headers=NO_RETRY)
 
 
-def from_validation(error: ValidationError) -> ApiError:
-    """The first problem pydantic found, with the field that has it."""
+def from_validation(error: ValidationError, within: tuple[int | str, ...] = ()) -> ApiError:
+    """The first problem pydantic found, with the field that has it; `within`: where the checked part stands."""
     first = error.errors(include_url=False, include_input=False)[0]
-    param = param_name(first["loc"])
+    param = param_name((*within, *first["loc"]))
     cause = first.get("ctx", {}).get("error")
     message = str(cause) if isinstance(cause, ValueError) else first["msg"]
     if first["type"] == "missing":

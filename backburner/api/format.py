@@ -91,6 +91,10 @@ class Choice(Protocol):
 class Format(Protocol):
     """One kind of answer, whole or in chunks."""
 
+    def beginning(self) -> Iterable[dict[str, Any]]:
+        """What a stream sends at once, while its request is queued."""
+        ...
+
     def choice(self, index: int) -> Choice: ...
 
     def ending(self, usage: Usage) -> Iterable[dict[str, Any]]:
@@ -127,6 +131,9 @@ class DataFrames:
 
     done = b"data: [DONE]\n\n"
     keep_alive: bytes | None = None
+
+    def beginning(self) -> Iterable[dict[str, Any]]:
+        return ()
 
     def frame(self, value: dict[str, Any]) -> bytes:
         return data_frame(value)

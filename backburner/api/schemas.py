@@ -10,11 +10,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    field_validator,
     model_validator,
 )
 
-from backburner.api.errors import unsupported
+from backburner.api.errors import InvalidRequestError, unsupported
 from backburner.engine.grammar import check_grammar
 from backburner.errors import GrammarError
 
@@ -101,23 +100,23 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
+def schema_text(schema: object) -> str:
+    """A JSON schema as text, in the client's order of keys."""
+    if not isinstance(schema, dict | bool):
+        raise ValueError("has to be a JSON schema")
+    text = json.dumps(schema, ensure_ascii=False)
+    try:
+        check_grammar(text)
+    except GrammarError as e:
+        raise ValueError(str(e)) from e
+    return text
+
+
 class JsonSchema(Body):
-    """response_format.json_schema; the schema itself is kept as text, in the client's order of keys."""
+    """response_format.json_schema"""
 
     name: str | None = None
-    text: str = Field(validation_alias="schema")
-
-    @field_validator("text", mode="before")
-    @classmethod
-    def _as_text(cls, schema: object) -> str:
-        if not isinstance(schema, dict | bool):
-            raise ValueError("has to be a JSON schema")
-        text = json.dumps(schema, ensure_ascii=False)
-        try:
-            check_grammar(text)
-        except GrammarError as e:
-            raise ValueError(str(e)) from e
-        return text
+    text: Annotated[str, BeforeValidator(schema_text)] = Field(validation_alias="schema")
 
 
 class ResponseFormat(Body):
@@ -204,10 +203,13 @@ class ChatBody(GenerationBody):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        # No ValueError: pydantic would not say which field is to blame.
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
+            raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         if self.tool_choice not in (None, "auto", "none") and not self.tools:
-            raise ValueError("tool_choice asks for a call, and there are no tools")
+            raise InvalidRequestError(
+                "tool_choice asks for a call, and there are no tools", param="tool_choice"
+            )
         return self
 
     @property

@@ -65,6 +65,8 @@ class SseResponse(Response):
     async def _frames(self, first: Reply) -> AsyncGenerator[bytes, None]:
         kind, usage = self._kind, Usage()
         try:
+            for value in kind.beginning():
+                yield kind.frame(value)
             for index, request in enumerate(self._requests):
                 with first if index == 0 else Reply(self._api, request) as reply:
                     async with aclosing(self._choice(kind.choice(index), reply)) as frames:
