@@ -11,6 +11,7 @@ from typing import Any
 from mlx_lm.tokenizer_utils import load
 
 import backburner
+from backburner.engine.logprobs import TokenReport, labelled
 from backburner.engine.request import (
     Delta,
     Emit,
@@ -19,9 +20,12 @@ from backburner.engine.request import (
     Finished,
     GenerationRequest,
     Progress,
+    PromptLogprobs,
+    TokenLogprob,
     WorkerStatus,
 )
-from backburner.engine.text import TextStream
+from backburner.engine.sampling import Score
+from backburner.engine.text import TextStream, token_bytes
 from backburner.errors import BackburnerError, EngineDead
 
 TINY = Path(backburner.__file__).parent / "model" / "tiny"
@@ -34,6 +38,16 @@ def tiny_tokenizer() -> Any:
 
 def tokens_of(text: str) -> tuple[int, ...]:
     return tuple(tiny_tokenizer().encode(text, add_special_tokens=False))
+
+
+def bytes_of(token: int) -> bytes:
+    return token_bytes(tiny_tokenizer(), token)
+
+
+def score_of(token: int, count: int) -> Score:
+    """A token that was the most probable one, and its neighbours by id behind it."""
+    neighbours = (((token + i) % len(tiny_tokenizer()), -0.25 - i) for i in range(count))
+    return Score(-0.25, tuple(neighbours))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,8 @@ class Script:
     fault: BackburnerError = field(default_factory=lambda: BackburnerError("scripted fault"))
     hang_at: int | None = None  # waits instead of this token, until cancelled
     cached_tokens: int = 0
+    score: Callable[[int, int], Score] = score_of  # of a token, with so many alternatives
+    prompt_step: int = 256  # prompt tokens whose log probabilities are told at once
 
 
 def says(text: str, **options: Any) -> Script:
@@ -139,30 +155,49 @@ class ScriptedEngine:
             pause(script.prefill_delay_s)
             job.emit(Progress(done, total))
         request = job.request
-        stream = TextStream(tiny_tokenizer(), request.stop)
+        for start in range(0, len(request.prompt) if request.prompt_logprobs else 0, script.prompt_step):
+            job.emit(PromptLogprobs(_prompt_logprobs(request, script, start)))
+        text = TextStream(tiny_tokenizer(), request.stop)
+        report = None if request.logprobs is None or script.pieces else TokenReport(bytes_of)
+        end = max(len(script.tokens), len(script.pieces))
         sent = 0
-        reason = "stop"
-        for i in range(max(len(script.tokens), len(script.pieces)) + 1):
-            if i == script.hang_at:
+        while True:
+            if sent == script.hang_at:
                 pause(None)
-            if i == script.fault_at:
+            if sent == script.fault_at:
                 raise script.fault
-            if i == max(len(script.tokens), len(script.pieces)):
+            if sent == end:
+                tokens, piece, ended = (), text.finish(), True  # the end token, which nobody sees
+            else:
+                pause(script.token_delay_s)
+                tokens = (script.tokens[sent] if script.tokens else 0,)
+                piece = text.push(tokens[0]) if script.tokens else script.pieces[sent]
+                if report is not None:
+                    report.add(tokens[0], script.score(tokens[0], request.logprobs or 0))
+                sent += 1
+                self.emitted_tokens += 1
+                ended = text.stopped or sent == request.max_tokens
+                if ended:
+                    piece += text.finish()
+            scores: tuple[TokenLogprob, ...] = ()
+            if report is not None:
+                scores = report.sent(piece) + (report.finish() if ended else ())
+            job.emit(Delta(piece, tokens, scores))
+            if ended:
                 break
-            if i == request.max_tokens:
-                reason = "length"
-                break
-            pause(script.token_delay_s)
-            token = script.tokens[i] if script.tokens else 0
-            text = stream.push(token) if script.tokens else script.pieces[i]
-            sent += 1
-            self.emitted_tokens += 1
-            job.emit(Delta(text, (token,)))
-            if stream.stopped:
-                break
-        rest = stream.finish()
-        if stream.stopped:
-            reason = "stop"
-        if rest:
-            job.emit(Delta(rest, ()))
-        job.emit(Finished(reason, len(request.prompt), sent, script.cached_tokens))
+        reason = "stop" if text.stopped or not tokens else "length"
+        job.emit(Finished(reason, len(request.prompt), sent, script.cached_tokens, text.stopped_by))
+
+
+def _prompt_logprobs(request: GenerationRequest, script: Script, start: int) -> tuple[TokenLogprob, ...]:
+    """Like the engine: a step tells of the tokens that its own predict, and nothing precedes the first."""
+    first = start + 1 if start else 0
+    return tuple(
+        labelled(
+            token,
+            bytes_of(token),
+            script.score(token, request.logprobs or 0) if first + i else None,
+            bytes_of,
+        )
+        for i, token in enumerate(request.prompt[first : start + script.prompt_step + 1])
+    )

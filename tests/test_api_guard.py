@@ -72,6 +72,7 @@ def test_health_without_a_worker() -> None:
         "ctx_size": 4096,
         "queue": {"running": 0, "waiting": 0},
         "worker": None,
+        "workers": [],
     }
 
 
@@ -93,6 +94,8 @@ def test_health_shows_the_worker() -> None:
         "rtt_us": 96.0,
         "bytes_per_s": 1e9,
         "error": "cable pulled",
+        "reconnects": 0,
+        "layers": None,
     }
 
 

@@ -13,6 +13,13 @@ from tests.api_support import HI, AsgiClient, asgi, error_of
 from tests.scripted_engine import says
 
 
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def schema(schema: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
 @pytest.fixture(scope="module")
 def client() -> Iterator[AsgiClient]:
     with asgi(says("ok"), max_body_bytes=1_000_000) as client:
@@ -120,6 +127,47 @@ def test_nesting_is_limited_far_below_the_parsers_own_limit(
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0]"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"model": 5}, "model"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 5}, "top_logprobs"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias"),
+        ({"logit_bias": {"5": True}}, "logit_bias"),
+        ({"logit_bias": {"3072": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": -1}, "repetition_penalty"),
+        ({"repeat_penalty": -1}, "repeat_penalty"),
+        ({"reasoning_effort": "much"}, "reasoning_effort"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": schema({"type": "nonsense"})}, "response_format.json_schema.schema"),
+        ({"response_format": schema({"$ref": "#/nowhere"})}, "response_format.json_schema.schema"),
+        (
+            {"response_format": schema({"type": "string", "pattern": "("})},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": schema("object")}, "response_format.json_schema.schema"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": "always", "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": TOOLS}, "tool_choice"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"continue_final_message": True}, "continue_final_message"),
     ],
 )
 def test_a_field_out_of_range_is_a_400_that_names_it(
@@ -131,19 +179,14 @@ def test_a_field_out_of_range_is_a_400_that_names_it(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": 2},
         {"best_of": 3},
-        {"logprobs": True},
-        {"top_logprobs": 5},
-        {"logit_bias": {"5": 1}},
-        {"response_format": {"type": "json_object"}},
-        {"response_format": {"type": "json_schema", "json_schema": {}}},
-        {"tool_choice": "required"},
-        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-        {"presence_penalty": 0.5},
-        {"frequency_penalty": -1},
-        {"repetition_penalty": -1},
-        {"repetition_penalty": 1.1},
+        {"functions": [{"name": "f"}]},
+        {"function_call": {"name": "f"}},
+        {"min_tokens": 5},
+        {"stop_token_ids": [5]},
+        {"modalities": ["text", "audio"]},
+        {"grammar": "root ::= 'x'"},
+        {"guided_json": {"type": "object"}},
     ],
 )
 def test_what_is_not_supported_yet_is_refused_by_name(client: AsgiClient, fields: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from backburner.api.chat import ChatFormat
+from backburner.api.chat import ChatChoice, ChatFormat
 from backburner.engine.request import GenerationRequest
 from backburner.errors import (
     BackburnerError,
@@ -108,7 +108,7 @@ def defect(*_: object) -> None:
 
 
 def test_a_defect_in_mid_stream_is_an_error_frame_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ChatFormat, "text_chunk", defect)
+    monkeypatch.setattr(ChatChoice, "delta", defect)
     with asgi(says("ABC")) as client:
         response = client.chat(stream=True)
         assert frames(response)[-1]["error"]["code"] == "internal_error"

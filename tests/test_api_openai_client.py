@@ -83,8 +83,8 @@ def test_models(client: openai.OpenAI) -> None:
 
 def test_bad_input_is_a_bad_request_error_with_code_and_param(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL, messages=HI, n=2)
-    assert caught.value.code == "unsupported_parameter"
+        client.chat.completions.create(model=MODEL, messages=HI, n=0)
+    assert caught.value.code == "invalid_value"
     assert caught.value.param == "n"
 
 
