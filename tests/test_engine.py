@@ -35,6 +35,10 @@ class Text:
         self.stopped = str(token_id) == self.stop
         return "" if self.stopped else f"{token_id} "
 
+    @property
+    def stopped_by(self) -> str | None:
+        return self.stop if self.stopped else None
+
     def finish(self) -> str:
         return ""
 
@@ -191,7 +195,7 @@ def test_length_stop_string_and_ignored_end(started) -> None:
     ):
         got = Collector()
         engine.submit(request(**kwargs), got)
-        assert got.result() == Finished(reason, 10, count)
+        assert got.result() == Finished(reason, 10, count, stop="2" if "stop" in kwargs else None)
 
 
 def test_the_context_bounds_the_answer(started) -> None:

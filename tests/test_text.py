@@ -180,6 +180,26 @@ def test_a_cut_never_depends_on_how_the_text_is_split(pieces: list[str], stop: t
 
 @settings(max_examples=300, deadline=None)
 @given(
+    st.lists(st.text(alphabet="ab", max_size=5), max_size=8),
+    st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=9).map(tuple),
+)
+def test_the_stop_string_that_is_named_never_depends_on_how_the_text_is_split(
+    pieces: list[str], stop: tuple[str, ...]
+) -> None:
+    whole = "".join(pieces)
+    named = []
+    for parts in (pieces, [whole], list(whole)):
+        matcher = StopMatcher(stop)
+        for part in parts:
+            matcher.feed(part)
+        matcher.flush()
+        named.append(matcher.matched)
+    at = len(cut(whole, stop))
+    assert named == [min((s for s in stop if whole.startswith(s, at)), key=len, default=None)] * 3
+
+
+@settings(max_examples=300, deadline=None)
+@given(
     st.text(alphabet="abc", max_size=12),
     st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=4),
 )

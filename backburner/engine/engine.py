@@ -38,6 +38,9 @@ class TextSink(Protocol):
     @property
     def stopped(self) -> bool: ...
 
+    @property
+    def stopped_by(self) -> str | None: ...
+
     def push(self, token_id: int) -> str: ...
 
     def finish(self) -> str: ...
@@ -277,7 +280,7 @@ class Engine(Generic[S]):
                 logprobs = report.sent(piece) + (() if reason is None else report.finish())
             job.tell(Delta(piece, (token,), logprobs))
         progress.finished(produced)
-        job.tell(Finished(reason, prompt_tokens, produced, cached))
+        job.tell(Finished(reason, prompt_tokens, produced, cached, text.stopped_by))
 
     def _prompt_logprobs(self, request: GenerationRequest, state: S, start: int) -> tuple[TokenLogprob, ...]:
         runner = self._runner

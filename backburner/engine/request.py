@@ -104,6 +104,7 @@ class Finished:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    stop: str | None = None  # the stop string that ended it
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,11 @@ class StopMatcher:
         self._first_characters = frozenset(s[0] for s in self._stop)
         self._longest = max(map(len, self._stop), default=0)
         self._held = ""  # the shortest tail that may still become the first match
-        self.stopped = False
+        self.matched: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.matched is not None
 
     def feed(self, piece: str) -> str:
         """What of the text so far has become safe to send."""
@@ -84,7 +88,8 @@ class StopMatcher:
 
     def _cut(self, text: str, end: int) -> str:
         self._held = ""
-        self.stopped = True
+        # Of those that start here the shortest: a text that comes by characters stops at it first.
+        self.matched = min((s for s in self._stop if text.startswith(s, end)), key=len)
         return text[:end]
 
     def _match(self, text: str) -> int:
@@ -118,6 +123,11 @@ class TextStream:
     def stopped(self) -> bool:
         """A stop string has ended the answer; everything after it is dropped."""
         return self._matcher.stopped
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that has ended the answer."""
+        return self._matcher.matched
 
     def push(self, token_id: int) -> str:
         """The text that became safe to send; empty while a character or a stop string is undecided."""
