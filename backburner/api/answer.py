@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from backburner.api.format import Choice, Format, Usage
+from backburner.api.format import Choice, Format, Usage, counted
 from backburner.api.reply import LIVENESS_S, Reply, unless_disconnected
 from backburner.api.settings import Api
 from backburner.api.sse import SseResponse
@@ -37,7 +37,7 @@ async def _collect_all(
         choice = kind.choice(index)
         with Reply(api, generation) as reply:
             finished = await _collect(reply, choice)
-        usage = usage.plus(finished)
+        usage = usage.plus(counted(generations, index, finished))
         choices.append(choice)
     return choices, usage
 

@@ -12,7 +12,7 @@ from backburner.api.answer import respond
 from backburner.api.body import parse_object, read_body
 from backburner.api.errors import from_validation
 from backburner.api.format import Choice, DataFrames, Envelope, Usage
-from backburner.api.logprobs import chat_logprobs
+from backburner.api.logprobs import ContentTokens, chat_logprobs
 from backburner.api.parsing.parser import Parser
 from backburner.api.parsing.pieces import (
     ContentDelta,
@@ -31,8 +31,6 @@ from backburner.engine.request import Delta, Finished, GenerationRequest, Prompt
 
 WHOLE = "chat.completion"
 CHUNK = "chat.completion.chunk"
-
-THOUGHT_END = b"</think>"
 
 
 async def chat_completions(api: Api, request: Request) -> Response:
@@ -121,13 +119,13 @@ class ChatChoice:
 
     def delta(self, event: Delta) -> Iterable[dict[str, Any]]:
         if self._logprobs is not None:
-            scores = self._logprobs.take(event.logprobs)
-            self._scores += scores
-            self._all_scores += scores
+            self._score(self._logprobs.take(event.logprobs))
         return self._send(self._parser.feed(event.text))
 
     def closing(self, event: Finished) -> Iterable[dict[str, Any]]:
         self._finished = event
+        if self._logprobs is not None:
+            self._score(self._logprobs.finish())
         yield from self._send(self._parser.finish(event.reason))
         yield self._choice({}, finish_reason(event, self._parser.calls_sent))
 
@@ -141,6 +139,10 @@ class ChatChoice:
             "finish_reason": finish_reason(self._finished, self._parser.calls_sent),
         }
 
+    def _score(self, scores: Sequence[TokenLogprob]) -> None:
+        self._scores += scores
+        self._all_scores += scores
+
     def _send(self, pieces: Sequence[Piece]) -> Iterable[dict[str, Any]]:
         self._pieces += pieces
         return [self._choice(piece_json(piece)) for piece in pieces]
@@ -152,26 +154,6 @@ class ChatChoice:
             self._scores = []
         choice = {"index": self._index, "delta": delta, "logprobs": scores, "finish_reason": reason}
         return self._chunk(choice)
-
-
-class ContentTokens:
-    """Of an answer's tokens those that come after its thoughts: OpenAI's logprobs are of the content."""
-
-    def __init__(self, thinking: bool) -> None:
-        self._thought = b"" if thinking else None  # its bytes so far; None: it is over
-        self._at_start = thinking
-
-    def take(self, tokens: Iterable[TokenLogprob]) -> list[TokenLogprob]:
-        found = []
-        for token in tokens:
-            if self._thought is not None:
-                self._thought += token.bytes
-                if THOUGHT_END in self._thought:
-                    self._thought = None
-            elif not (self._at_start and not token.bytes.strip()):  # the blank line after the thought
-                self._at_start = False
-                found.append(token)
-        return found
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """POST /v1/completions: raw prompts in, their continuations out."""
 
 import asyncio
+import codecs
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -68,6 +69,7 @@ class CompletionChoice:
         self._top = top
         self._chunk = chunk
         self._lists = TextLogprobs()
+        self._prompt = codecs.getincrementaldecoder("utf-8")("replace")
         self._texts: list[str] = []
         self._blocks: list[dict[str, Any]] = []
         self._finished: Finished | None = None
@@ -77,15 +79,17 @@ class CompletionChoice:
             yield self._send(self._echo, ())
 
     def prompt(self, event: PromptLogprobs) -> Iterable[dict[str, Any]]:
-        # As text the joined bytes of the tokens, so that offsets fit also where a token is half a character.
-        text = b"".join(t.bytes for t in event.tokens).decode(errors="replace")
+        # As text the joined bytes of the tokens: one that is part of a character has none of its own.
+        text = self._prompt.decode(b"".join(t.bytes for t in event.tokens))
         yield self._send(text, event.tokens)
 
     def delta(self, event: Delta) -> Iterable[dict[str, Any]]:
-        yield self._send(event.text, event.logprobs)
+        yield self._send(self._prompt.decode(b"", final=True) + event.text, event.logprobs)
 
     def closing(self, event: Finished) -> Iterable[dict[str, Any]]:
         self._finished = event
+        if cut := self._prompt.decode(b"", final=True):
+            yield self._send(cut, ())
         yield self._chunk(self._choice("", None, event.reason))
 
     def whole(self) -> dict[str, Any]:

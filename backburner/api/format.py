@@ -4,17 +4,17 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from starlette.responses import Response
 
 from backburner.api.errors import ApiError, error_response
-from backburner.engine.request import Delta, Finished, PromptLogprobs
+from backburner.engine.request import Delta, Finished, GenerationRequest, PromptLogprobs
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
+def new_id(prefix: str, separator: str = "-") -> str:
+    return f"{prefix}{separator}{uuid.uuid4().hex}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,13 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+
+
+def counted(requests: Sequence[GenerationRequest], index: int, finished: Finished) -> Finished:
+    """What the choice adds to the usage: a prompt counts once, however many choices it has, as OpenAI counts."""
+    if index and requests[index].prompt is requests[index - 1].prompt:
+        return replace(finished, prompt_tokens=0, cached_tokens=0)
+    return finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from backburner.api.errors import from_engine, internal_error
-from backburner.api.format import Choice, Format, Usage
+from backburner.api.format import Choice, Format, Usage, counted
 from backburner.api.reply import Reply, unless_disconnected
 from backburner.api.settings import Api
 from backburner.engine.request import Delta, Finished, GenerationRequest, Progress, PromptLogprobs
@@ -72,7 +72,7 @@ class SseResponse(Response):
                     async with aclosing(self._choice(kind.choice(index), reply)) as frames:
                         async for frame in frames:
                             if isinstance(frame, Finished):
-                                usage = usage.plus(frame)
+                                usage = usage.plus(counted(self._requests, index, frame))
                             else:
                                 yield frame
             for value in kind.ending(usage):
