@@ -49,6 +49,12 @@ class EngineDead(BackburnerError):
     code = "engine_unavailable"
 
 
+class QueueFull(BackburnerError):
+    """As many requests wait already as may."""
+
+    code = "queue_full"
+
+
 class TransportError(BackburnerError):
     """Anything that ends the use of a link."""
 

@@ -16,17 +16,19 @@ from backburner.engine.request import (
     Delta,
     Emit,
     EngineStatus,
+    EngineTotals,
     Failed,
     Finished,
     GenerationRequest,
     Progress,
     PromptLogprobs,
+    RunnerStatus,
     TokenLogprob,
     WorkerStatus,
 )
 from backburner.engine.sampling import Score
 from backburner.engine.text import TextStream, token_bytes
-from backburner.errors import BackburnerError, EngineDead
+from backburner.errors import BackburnerError, EngineDead, QueueFull
 
 TINY = Path(backburner.__file__).parent / "model" / "tiny"
 
@@ -94,10 +96,14 @@ class ScriptedEngine:
     """Serves one request at a time, like the real one. `script` chooses what happens for each request."""
 
     def __init__(self, script: Script | Callable[[GenerationRequest], Script], ctx_size: int = 4096) -> None:
+        """`max_queue` may be set at any time; `totals` and `runner` are what `status` tells of them."""
         self._script = script if callable(script) else lambda _: script
         self._jobs: queue.Queue[Job | None] = queue.Queue()
         self.ctx_size = ctx_size
         self.alive = True
+        self.max_queue: int | None = None
+        self.totals = EngineTotals()
+        self.runner = RunnerStatus()
         self.worker: WorkerStatus | None = None
         self.requests: list[GenerationRequest] = []
         self.handles: list[ScriptedHandle] = []
@@ -110,6 +116,8 @@ class ScriptedEngine:
     def submit(self, request: GenerationRequest, emit: Emit) -> ScriptedHandle:
         if not self.alive:
             raise EngineDead("scripted: the engine is dead")
+        if not request.admitted and self.status().full:
+            raise QueueFull("scripted: too many requests wait")
         handle = ScriptedHandle()
         self.requests.append(request)
         self.handles.append(handle)
@@ -120,8 +128,24 @@ class ScriptedEngine:
         error = None if self.alive else "scripted: the engine is dead"
         running = int(self.running is not None)
         return EngineStatus(
-            self.alive, "tiny", self.ctx_size, running, self._jobs.qsize(), self.worker, error
+            self.alive,
+            "tiny",
+            self.ctx_size,
+            running,
+            self.waiting,
+            self.worker,
+            error,
+            () if self.worker is None else (self.worker,),
+            self.max_queue,
+            self.totals,
+            self.runner,
         )
+
+    @property
+    def waiting(self) -> int:
+        """Requests behind the running one that still want an answer."""
+        jobs = list(self._jobs.queue)
+        return sum(job is not None and not job.handle.cancelled.is_set() for job in jobs)
 
     def close(self) -> None:
         self.alive = False

@@ -14,12 +14,13 @@ from backburner.engine.request import (
     Finished,
     GenerationRequest,
     Progress,
+    RunnerStatus,
     SamplingParams,
 )
 from backburner.engine.sampling import Chosen, Score
 from backburner.engine.scheduler import UBATCH_TOKENS, Decode, Prefill, next_step
-from backburner.errors import BackburnerError, ContextExceeded, EngineDead, LinkClosed, ModelError
-from tests.host import chat, host, tokenizer
+from backburner.errors import BackburnerError, ContextExceeded, EngineDead, LinkClosed, ModelError, QueueFull
+from tests.host import chat, host, tokenizer, until
 
 END = -1  # no count reaches it
 
@@ -105,6 +106,9 @@ class ScriptedRunner:
     def worker_statuses(self):
         return ()
 
+    def status(self):
+        return RunnerStatus(sessions=2)
+
     def close(self):
         self.log.append("close")
 
@@ -172,6 +176,58 @@ def test_events_come_in_order_and_end_once(started) -> None:
     assert got.tokens == [1, 2, 3, 4, 5, END]
     assert len(runner.threads) == 1
     assert threading.get_ident() not in runner.threads
+
+
+def test_a_full_queue_refuses_by_name_and_lets_in_what_belongs_to_an_admitted_request() -> None:
+    runner = ScriptedRunner(gate=threading.Event())
+    engine: Engine = Engine(lambda: runner, "scripted", max_queue=2)
+    engine.start()
+    try:
+        got = [Collector() for _ in range(4)]
+        engine.submit(request("runs"), got[0])
+        assert runner.entered.wait(10)
+        engine.submit(request("waits"), got[1])
+        handle = engine.submit(request("leaves"), Collector())
+        with pytest.raises(QueueFull, match="2 requests wait already"):
+            engine.submit(request("late"), Collector())
+        assert engine.status().full
+        engine.submit(request("second choice", admitted=True), got[2])
+        handle.cancel()
+        assert engine.status().waiting == 2
+        with pytest.raises(QueueFull):
+            engine.submit(request("late again"), Collector())
+        runner.gate.set()
+        assert all(isinstance(one.result(), Finished) for one in got[:3])
+        engine.submit(request("now"), got[3])
+        assert isinstance(got[3].result(), Finished)
+        order = [line for line in runner.log if line.startswith("finish ")]
+        assert order == ["finish runs", "finish waits", "finish second choice", "finish now"]
+    finally:
+        runner.gate.set()
+        engine.close()
+
+
+def test_totals_count_tokens_seconds_and_how_requests_end(started) -> None:
+    runner = ScriptedRunner(kept=4)
+    engine = started(runner)
+    before = engine.status().totals
+    assert (before.finished, before.read_tokens) == (0, 0)
+    got = Collector()
+    engine.submit(request(prompt=10), got)
+    got.result()
+    runner.fault_at["prefill 4-10"] = LinkClosed("gone")
+    failed = Collector()
+    engine.submit(request("b", prompt=10), failed)
+    assert isinstance(failed.result(), Failed)
+    until(lambda: engine.status().running == 0)
+    status = engine.status()
+    totals = status.totals
+    assert (totals.finished, totals.failed, totals.cancelled) == (1, 1, 0)
+    assert (totals.read_tokens, totals.cached_tokens, totals.generated_tokens) == (6, 8, 6)
+    assert totals.prefill_s > 0
+    assert totals.decode_s > 0
+    assert totals.queue_s > 0
+    assert status.runner.sessions == 2
 
 
 def test_what_a_conversation_has_read_before_is_reported_and_not_read_again(started) -> None:

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Generic, Protocol, TypeVar
 
 from backburner.engine.logprobs import TokenReport, labelled
@@ -12,6 +12,7 @@ from backburner.engine.request import (
     Delta,
     Emit,
     EngineStatus,
+    EngineTotals,
     Event,
     Failed,
     Finished,
@@ -19,17 +20,22 @@ from backburner.engine.request import (
     GenerationRequest,
     Progress,
     PromptLogprobs,
+    RunnerStatus,
     TokenLogprob,
     WorkerStatus,
 )
 from backburner.engine.sampling import Chosen, Score
 from backburner.engine.scheduler import Prefill, RequestQueue, next_step
-from backburner.errors import BackburnerError, ContextExceeded, EngineDead
+from backburner.errors import BackburnerError, ContextExceeded, EngineDead, QueueFull
 
 log = logging.getLogger("backburner.engine")
 
 # A long read logs its progress no more often than this.
 PROGRESS_LOG_INTERVAL_S = 2.0
+
+# Requests that may wait behind the one that runs. At a minute each, the last of these waits for an hour: whoever asks
+# then is better told at once.
+MAX_QUEUE = 64
 
 
 class TextSink(Protocol):
@@ -90,6 +96,10 @@ class Runner(Protocol[S]):
         """Safe from any thread."""
         ...
 
+    def status(self) -> RunnerStatus:
+        """Safe from any thread."""
+        ...
+
     def close(self) -> None: ...
 
     def leave_thread(self) -> None:
@@ -104,6 +114,7 @@ class _Job:
     request: GenerationRequest
     emit: Emit
     wake: Callable[["_Job"], None]
+    submitted_s: float
     cancelled: bool = False
 
     def cancel(self) -> None:
@@ -118,9 +129,14 @@ class _Job:
 class Engine(Generic[S]):
     """Implements `EngineClient`. `make_runner` is called on the engine thread, because MLX work stays on one thread."""
 
-    def __init__(self, make_runner: Callable[[], Runner[S]], model_name: str) -> None:
+    def __init__(
+        self, make_runner: Callable[[], Runner[S]], model_name: str, max_queue: int = MAX_QUEUE
+    ) -> None:
+        """max_queue: requests that may wait; 0: none, only one that can run at once is taken."""
         self._make_runner = make_runner
         self._model_name = model_name
+        self._max_queue = max_queue
+        self._totals = _Totals()
         self._queue: RequestQueue[_Job] = RequestQueue()
         self._changed = threading.Condition()
         self._running: _Job | None = None
@@ -138,8 +154,8 @@ class Engine(Generic[S]):
             raise self._error
 
     def submit(self, request: GenerationRequest, emit: Emit) -> _Job:
-        """Queues a request. Raises EngineDead, or ContextExceeded when the prompt cannot fit."""
-        job = _Job(request, emit, self._cancelled)
+        """Queues a request. Raises EngineDead, ContextExceeded when the prompt cannot fit, or QueueFull."""
+        job = _Job(request, emit, self._cancelled, time.monotonic())
         with self._changed:
             if self._error is not None or self._closing or self._runner is None:
                 raise EngineDead(self._death())
@@ -147,6 +163,9 @@ class Engine(Generic[S]):
                 raise ContextExceeded(
                     f"The prompt has {len(request.prompt)} tokens; the context holds {self._runner.ctx_size}."
                 )
+            # One that waits while nothing runs is about to run.
+            if not request.admitted and len(self._queue) >= self._max_queue + (self._running is None):
+                raise QueueFull(f"{len(self._queue)} requests wait already; try again later.")
             self._queue.put(job)
             self._changed.notify()
         return job
@@ -164,6 +183,9 @@ class Engine(Generic[S]):
             worker=statuses[0] if statuses else None,
             workers=statuses,
             error=None if alive else self._death(),
+            max_queue=self._max_queue,
+            totals=self._totals.snapshot(),
+            runner=runner.status() if runner else RunnerStatus(),
         )
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -216,15 +238,22 @@ class Engine(Generic[S]):
     def _serve(self, job: _Job) -> None:
         assert self._runner is not None
         state: S | None = None
+        totals = self._totals
+        totals.queue_s += time.monotonic() - job.submitted_s
         try:
             state = self._runner.start(job.request)
-            self._generate(job, state)
+            if self._generate(job, state):
+                totals.finished += 1
+            else:
+                totals.cancelled += 1
         except BackburnerError as e:
+            totals.failed += 1
             log.warning("request %s failed: %s", job.request.request_id, e)
             job.tell(Failed(e))
         except (
             Exception
         ):  # one request's fault must not take the others down; its text may hold parts of the prompt
+            totals.failed += 1
             log.exception("request %s failed", job.request.request_id)
             job.tell(Failed(BackburnerError("internal error; see the server's log")))
         finally:
@@ -232,8 +261,9 @@ class Engine(Generic[S]):
             if state is not None:
                 self._runner.finish(state)
 
-    def _generate(self, job: _Job, state: S) -> None:
-        runner, request = self._runner, job.request
+    def _generate(self, job: _Job, state: S) -> bool:
+        """Whether the answer is complete; False when it was cancelled."""
+        runner, request, totals = self._runner, job.request, self._totals
         assert runner is not None
         text = runner.text(request)
         report = None if request.logprobs is None else TokenReport(runner.token_bytes)
@@ -241,28 +271,34 @@ class Engine(Generic[S]):
         limit = min(request.max_tokens, room)
         prompt_tokens, read, produced = len(request.prompt), runner.read_from(state), 0
         cached = read
+        totals.cached_tokens += cached
         reason: FinishReason | None = None
         progress = _ProgressLog(request.request_id, prompt_tokens, read)
         while reason is None:
             if job.cancelled:
                 log.info("request %s cancelled at %d + %d tokens", request.request_id, read, produced)
-                return
+                return False
             if self._closing:
                 raise EngineDead("the server is shutting down")
             step = next_step(prompt_tokens, read, runner.step_tokens(state))
+            begun = time.monotonic()
             if isinstance(step, Prefill):
                 chosen = runner.prefill(state, step.start, step.stop)
                 read = step.stop
+                totals.read_tokens += step.stop - step.start
+                totals.prefill_s += time.monotonic() - begun
                 progress.reached(read)
                 job.tell(Progress(read, prompt_tokens))
                 if request.prompt_logprobs:
                     job.tell(PromptLogprobs(self._prompt_logprobs(request, state, step.start)))
             else:
                 chosen = runner.decode(state)
+                totals.decode_s += time.monotonic() - begun
             if chosen is None:
                 continue
             token = chosen.token
             produced += 1
+            totals.generated_tokens += 1
             if runner.is_end(token) and (not request.ignore_eos or request.grammar is not None):
                 reason = "stop"
                 piece = text.finish()
@@ -281,6 +317,7 @@ class Engine(Generic[S]):
             job.tell(Delta(piece, (token,), logprobs))
         progress.finished(produced)
         job.tell(Finished(reason, prompt_tokens, produced, cached, text.stopped_by))
+        return True
 
     def _prompt_logprobs(self, request: GenerationRequest, state: S, start: int) -> tuple[TokenLogprob, ...]:
         runner = self._runner
@@ -294,6 +331,24 @@ class Engine(Generic[S]):
             labelled(token, runner.token_bytes(token), score, runner.token_bytes)
             for token, score in zip(tokens, scores, strict=True)
         )
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Counted by the engine thread alone; a snapshot may be a step behind, and needs no lock."""
+
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    read_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+    def snapshot(self) -> EngineTotals:
+        return EngineTotals(*(getattr(self, field.name) for field in fields(self)))
 
 
 class _ProgressLog:

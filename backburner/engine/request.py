@@ -40,6 +40,7 @@ class GenerationRequest:
     prompt_logprobs: the prompt's own as well, with as many alternatives as `logprobs` says (none if it is None). All of
     the prompt is read for that.
     ignore_eos: not with a grammar, whose last token is the end token.
+    admitted: a further choice of what was let in before: it queues behind all others, and is not refused for their number.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class GenerationRequest:
     logprobs: int | None = None
     grammar: Grammar | None = None
     prompt_logprobs: bool = False
+    admitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,43 @@ class WorkerStatus:
     error: str | None = None
     reconnects: int = 0
     layers: tuple[int, int] | None = None  # [first, stop) that it ran in the last split read
+    # Since the start, over all reconnects.
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    exchanges: int = 0  # requests over the link that were answered
+    moved_pages: int = 0  # (page, layer) pairs sent to it
+    found_pages: int = 0  # that it had already
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerStatus:
+    """What the runner keeps besides what its workers have, and what became of its reads. Counts are since the start."""
+
+    sessions: int = 0  # conversations kept for their next request
+    spill_bytes: int = 0  # of files that are written or will be
+    spill_pages: int = 0  # that are written, each with all layers
+    spill_partials: int = 0  # answers over held pages that came from the spill
+    split_reads: int = 0  # whose last layers ran on workers
+    split_tokens: int = 0  # that workers have run in them
+    split_worker_s: float = 0.0  # that workers have computed for them
+    whole_reads: int = 0  # long ones that were not split, though that was wanted
+    lost_reads: int = 0  # that went on without their workers
+    seam: int | None = None  # of the last read; None: it was not split
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTotals:
+    """What the engine has done since it was started."""
+
+    finished: int = 0  # requests
+    failed: int = 0
+    cancelled: int = 0
+    read_tokens: int = 0  # of prompts
+    cached_tokens: int = 0  # of prompts, that needed no reading
+    generated_tokens: int = 0
+    queue_s: float = 0.0  # from submission to the start of work
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +190,15 @@ class EngineStatus:
     worker: WorkerStatus | None  # the first of `workers`
     error: str | None = None
     workers: tuple[WorkerStatus, ...] = ()
+    max_queue: int | None = None  # requests that may wait
+    totals: EngineTotals = field(default_factory=EngineTotals)
+    runner: RunnerStatus = field(default_factory=RunnerStatus)
+
+    @property
+    def full(self) -> bool:
+        """Whether no further request is let in."""
+        # One that waits while nothing runs is about to run.
+        return self.max_queue is not None and self.waiting >= self.max_queue + (self.running == 0)
 
 
 class Handle(Protocol):
@@ -165,7 +213,7 @@ class EngineClient(Protocol):
     """The seam between the API and whatever generates tokens."""
 
     def submit(self, request: GenerationRequest, emit: Emit) -> Handle:
-        """Queues a request. Raises EngineDead when nothing can be generated."""
+        """Queues a request. Raises EngineDead when nothing can be generated, QueueFull when too many wait."""
         ...
 
     def status(self) -> EngineStatus: ...

@@ -14,11 +14,11 @@ import numpy as np
 
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.engine.grammar import Grammars
-from backburner.engine.request import GenerationRequest, WorkerStatus
+from backburner.engine.request import GenerationRequest, RunnerStatus, WorkerStatus
 from backburner.engine.sampling import Chosen, Sampler, Score
 from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.scores import PromptScores
-from backburner.engine.seam import SeamChooser
+from backburner.engine.seam import ReadCounts, SeamChooser
 from backburner.engine.sequence import CHECKPOINT_TOKENS, Checkpoint, Sequence, common_prefix
 from backburner.engine.sessions import SESSIONS_MAX, Sessions
 from backburner.engine.tail import TailLost, TailRead
@@ -170,6 +170,22 @@ class ModelRunner:
 
     def worker_statuses(self) -> tuple[WorkerStatus, ...]:
         return tuple(worker.status() for worker in self.workers)
+
+    def status(self) -> RunnerStatus:
+        seam, spill = self._seam, self._spill
+        reads = seam.reads if seam is not None else ReadCounts()
+        return RunnerStatus(
+            sessions=len(self.sessions),
+            spill_bytes=spill.bytes_used if spill is not None else 0,
+            spill_pages=spill.pages if spill is not None else 0,
+            spill_partials=spill.partials if spill is not None else 0,
+            split_reads=reads.split,
+            split_tokens=reads.tokens,
+            split_worker_s=reads.worker_s,
+            whole_reads=reads.whole,
+            lost_reads=reads.lost,
+            seam=seam.seam if seam is not None else None,
+        )
 
     def close(self) -> None:
         self.sessions.clear()
@@ -329,6 +345,8 @@ class ModelRunner:
         """A worker is gone, or cannot go on: what it has not done is done here, and so is the rest of the read."""
         tail: TailRead = state.tail
         state.tail = None
+        assert self._seam is not None
+        self._seam.observe_loss(tail)
         log.warning("a split read goes on without its worker: %s", error)
         tail.recover()
 

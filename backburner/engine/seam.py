@@ -35,6 +35,17 @@ class _Tail:
     refused: str | None = None  # why this worker runs no layers
 
 
+@dataclass(slots=True)
+class ReadCounts:
+    """What became of long reads since the start."""
+
+    split: int = 0
+    whole: int = 0  # not split, though that was wanted
+    lost: int = 0  # went on without their workers
+    tokens: int = 0  # that workers ran
+    worker_s: float = 0.0  # that workers computed
+
+
 class SeamChooser:
     """Which layers workers run in the next read. `split_layer`: None for auto, 0 for never, else the seam."""
 
@@ -62,6 +73,7 @@ class SeamChooser:
         self._last_seam: int | None = None
         self.seam: int | None = None  # of the last read; None: it was not split
         self.note: str | None = None  # why reads are not split, for status and log
+        self.reads = ReadCounts()
 
     @property
     def wanted(self) -> bool:
@@ -78,6 +90,7 @@ class SeamChooser:
 
     def observe_read(self, read: TailRead) -> None:
         """A split read has ended: how fast its workers were."""
+        self._count(read)
         if not read.tokens:
             return
         layer_us = read.worker_s / read.tokens * UBATCH_TOKENS / (len(self._model.layers) - read.seam) * 1e6
@@ -86,11 +99,28 @@ class SeamChooser:
                 before = tail.layer_us
                 tail.layer_us = layer_us if before is None else before + NEW_SHARE * (layer_us - before)
 
+    def observe_loss(self, read: TailRead) -> None:
+        """A split read goes on without its workers."""
+        self._count(read)
+        self.reads.lost += 1
+
+    def _count(self, read: TailRead) -> None:
+        self.reads.tokens += read.tokens
+        self.reads.worker_s += read.worker_s
+
     def begin(self, state: Sequence, start: int, last_start: int) -> TailRead | None:
         """A split read from `start`, or None when the host reads alone. Raises WorkerLost."""
         self.seam = None
         if not self.wanted or state.prompt_tokens - start <= SPLIT_TOKENS_MIN:
             return None
+        read = self._begin(state, start, last_start)
+        if read is None:
+            self.reads.whole += 1
+        else:
+            self.reads.split += 1
+        return read
+
+    def _begin(self, state: Sequence, start: int, last_start: int) -> TailRead | None:
         tails = [t for t in map(self._tail, range(len(self._workers))) if t is not None]
         if not tails:
             return None

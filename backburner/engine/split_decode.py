@@ -12,7 +12,7 @@ import numpy as np
 
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.engine.grammar import Grammars
-from backburner.engine.request import GenerationRequest, WorkerStatus
+from backburner.engine.request import GenerationRequest, RunnerStatus, WorkerStatus
 from backburner.engine.sampling import Chosen, Sampler, Score, logits_needed
 from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.sequence import CHECKPOINT_TOKENS, Sequence, common_prefix
@@ -158,6 +158,9 @@ class SplitDecodeRunner:
 
     def worker_statuses(self) -> tuple[WorkerStatus, ...]:
         return (self.worker.status(),)
+
+    def status(self) -> RunnerStatus:
+        return RunnerStatus(sessions=len(self.sessions), seam=self._seam)
 
     def close(self) -> None:
         self.worker.close()

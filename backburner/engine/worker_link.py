@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 
 from backburner import __version__
 from backburner.attention.engine import AttentionEngine, Geometry
@@ -75,6 +76,27 @@ def _host_name() -> str:
     return socket.gethostname()[:64] or "host"
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What has crossed to and from a worker."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    exchanges: int = 0
+    moved_pages: int = 0
+    found_pages: int = 0
+
+    def plus(self, connection: PageConnection) -> "Traffic":
+        link, mover = connection.link, connection.mover
+        return Traffic(
+            self.bytes_sent + link.bytes_sent,
+            self.bytes_received + link.bytes_received,
+            self.exchanges + link.exchanges,
+            self.moved_pages + mover.moved_pages,
+            self.found_pages + mover.found_pages,
+        )
+
+
 class WorkerLink:
     """A worker, there or away (`kv.held.PageWorker`). While it is away, a thread tries to reach it."""
 
@@ -100,6 +122,7 @@ class WorkerLink:
         self._retrying: threading.Thread | None = None
         self._error: str | None = None  # of the last attempt to reach it
         self.reconnects = 0
+        self._past = Traffic()  # of connections that were lost
         self.held_pages = 0  # (page, layer) pairs that the running or last sequence has given away
         self.tail_layers: tuple[int, int] | None = (
             None  # [first, stop) that it runs in the running or last split read
@@ -196,6 +219,7 @@ class WorkerLink:
                         found.mover.close()
                     return
                 if found is not None:
+                    self._past = self._past.plus(lost)
                     self._current, self._error = found, None
                     self.reconnects += 1
                     log.info("the worker at %s is back", self.address)
@@ -208,7 +232,9 @@ class WorkerLink:
     def status(self) -> WorkerStatus:
         """What /health shows: the latest counters, without asking. Safe from any thread."""
         lost = self.lost if self.connection is None else None
-        stats, welcome = self._current.mover.stats, self.welcome
+        with self._changed:  # what was lost is counted once
+            current, traffic = self._current, self._past.plus(self._current)
+        stats, welcome = current.mover.stats, self.welcome
         return WorkerStatus(
             state="lost" if lost else "ready",
             address=self.address,
@@ -223,6 +249,7 @@ class WorkerLink:
             error=lost,
             reconnects=self.reconnects,
             layers=self.tail_layers,
+            **asdict(traffic),
         )
 
     def close(self) -> None:

@@ -506,6 +506,8 @@ class _Question:
             pages = [held._spilled(page, self._layer) for page in range(start, stop)]
             folded = AttentionAhead(held._engine, held._geometry, q, pages).fold(folded)
         assert folded is not None, "a segment has pages"
+        if held._spill is not None:
+            held._spill.partials += 1
         return folded
 
     def abandon(self) -> None:

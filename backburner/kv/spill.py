@@ -76,6 +76,8 @@ class Spill:
         self._queue: deque[_Entry] = deque()
         self._queued_bytes = 0  # with the one that is being written
         self._used_bytes = 0
+        self._written = 0  # keys
+        self.partials = 0  # answers over pages from here (`kv.held` counts)
         self._files = 0  # made so far: their names. A key may come back while its old file is being removed
         self._changed = threading.Condition()
         self._failed = False  # the disk is; nothing more is written
@@ -97,8 +99,7 @@ class Spill:
     @property
     def pages(self) -> int:
         """Keys that are written."""
-        with self._changed:
-            return sum(entry.state is _State.WRITTEN for entry in self._entries.values())
+        return self._written
 
     def offer(self, key: bytes, layers: Sequence[tuple[int, Any]]) -> None:
         """Takes a reference, and queues the page for writing unless it is queued or written already.
@@ -216,6 +217,7 @@ class Spill:
     def _forget(self, entry: _Entry) -> None:
         """There is no copy any more. If it is being written just now, the writer sees it and cleans up."""
         if entry.state is _State.WRITTEN:
+            self._written -= 1
             self._remove(entry)
         elif entry in self._queue:
             self._queue.remove(entry)
@@ -269,6 +271,7 @@ class Spill:
             self._unqueue(entry)
             if done and entry.state is _State.QUEUED:
                 entry.state = _State.WRITTEN
+                self._written += 1
             elif done:
                 self._remove(entry)
             else:
