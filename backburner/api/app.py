@@ -12,6 +12,8 @@ from backburner.api.chat import chat_completions
 from backburner.api.completions import completions
 from backburner.api.errors import add_error_handlers
 from backburner.api.guard import LoopbackGuard
+from backburner.api.responses.endpoint import responses, stored_response
+from backburner.api.responses.schemas import ResponsesBody
 from backburner.api.schemas import ChatBody, CompletionBody
 from backburner.api.settings import Api, ApiSettings, Tokenizer
 from backburner.engine.request import EngineClient
@@ -34,6 +36,14 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ApiSettings
     @app.post("/v1/completions", openapi_extra=_body_schema(CompletionBody))
     async def post_completions(request: Request) -> Response:
         return await completions(api, request)
+
+    @app.post("/v1/responses", openapi_extra=_body_schema(ResponsesBody))
+    async def post_responses(request: Request) -> Response:
+        return await responses(api, request)
+
+    @app.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
+    async def stored(response_id: str) -> Response:
+        return stored_response(response_id)
 
     @app.get("/v1/models")
     async def get_models() -> Response:

@@ -1,0 +1,1 @@
+"""POST /v1/responses: OpenAI's Responses API, without the storing of responses."""

@@ -1,0 +1,102 @@
+"""A Responses answer, whole and as numbered events."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from backburner.api.errors import ApiError, error_response
+from backburner.api.format import Choice, Usage, data_frame
+from backburner.api.logprobs import ContentTokens, chat_logprobs
+from backburner.api.parsing.pieces import Piece
+from backburner.api.responses.envelope import ResponseEnvelope, usage_json
+from backburner.api.responses.output import Event, Output
+from backburner.api.turn import Turn
+from backburner.engine.request import Delta, Finished, FinishReason, PromptLogprobs
+
+
+class ResponseChoice:
+    """The only answer of a response."""
+
+    def __init__(self, turn: Turn, logprobs: bool, packs_thoughts: bool) -> None:
+        self.output = Output(packs_thoughts)
+        self.reason: FinishReason = "stop"
+        self._forced = turn.forced
+        self._parser = turn.parser()
+        self._logprobs = ContentTokens(self._parser.thinks) if logprobs else None
+
+    def opening(self) -> Iterable[Event]:
+        return self._send(self._parser.feed(self._forced)) if self._forced else ()
+
+    def prompt(self, event: PromptLogprobs) -> Iterable[Event]:
+        return ()
+
+    def delta(self, event: Delta) -> Iterable[Event]:
+        if self._logprobs is not None:
+            self.output.score(chat_logprobs(self._logprobs.take(event.logprobs)))
+        return self._send(self._parser.feed(event.text))
+
+    def closing(self, event: Finished) -> Iterable[Event]:
+        self.reason = event.reason
+        if self._logprobs is not None:
+            self.output.score(chat_logprobs(self._logprobs.finish()))
+        events = self._send(self._parser.finish(event.reason))
+        return [*events, *self.output.finish("incomplete" if event.reason == "length" else "completed")]
+
+    def whole(self) -> dict[str, Any]:
+        return {"output": self.output.json()}
+
+    def _send(self, pieces: Sequence[Piece]) -> list[Event]:
+        return [event for piece in pieces for event in self.output.take(piece)]
+
+
+class ResponsesFormat:
+    """Every frame is numbered as it is sent, keep-alives too."""
+
+    done = b""  # the last event says it all
+
+    def __init__(self, envelope: ResponseEnvelope, turn: Turn, count_tokens: Callable[[str], int]) -> None:
+        body = envelope.body
+        self._envelope = envelope
+        self._answer = ResponseChoice(turn, body.logprobs_wanted is not None, body.wants_thoughts_back)
+        self._count_tokens = count_tokens
+        self._sent = 0
+
+    def beginning(self) -> Iterable[Event]:
+        response = self._envelope.in_progress()
+        yield {"type": "response.created", "response": response}
+        yield {"type": "response.in_progress", "response": response}
+
+    def choice(self, index: int) -> Choice:
+        assert index == 0
+        return self._answer
+
+    def ending(self, usage: Usage) -> Iterable[Event]:
+        response = self._response(usage)
+        yield {"type": f"response.{response['status']}", "response": response}
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+        return self._response(usage)
+
+    def frame(self, value: Event) -> bytes:
+        numbered = {"type": value["type"], "sequence_number": self._sent, **value}
+        self._sent += 1
+        return data_frame(numbered, value["type"])
+
+    def error_frame(self, error: ApiError) -> bytes:
+        response = self._envelope.failed(error, self._answer.output.json())
+        return self.frame({"type": "response.failed", "response": response})
+
+    def refusal(self, error: ApiError) -> Response:
+        return error_response(error)
+
+    @property
+    def keep_alive(self) -> bytes:
+        # Agents count the seconds between events, and comments are none to them.
+        return self.frame({"type": "response.in_progress", "response": self._envelope.in_progress()})
+
+    def _response(self, usage: Usage) -> dict[str, Any]:
+        output = self._answer.output
+        thoughts = output.thoughts()
+        counted = usage_json(usage, self._count_tokens(thoughts) if thoughts else 0)
+        return self._envelope.finished(self._answer.reason, output.json(), counted)
