@@ -10,8 +10,8 @@ from backburner import __version__
 from backburner.api import catalog
 from backburner.api.chat import chat_completions
 from backburner.api.completions import completions
-from backburner.api.errors import add_error_handlers
 from backburner.api.guard import LoopbackGuard
+from backburner.api.handlers import add_error_handlers
 from backburner.api.responses.endpoint import responses, stored_response
 from backburner.api.responses.schemas import ResponsesBody
 from backburner.api.schemas import ChatBody, CompletionBody

@@ -5,10 +5,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import Response
 from pydantic import ValidationError
-from starlette.exceptions import HTTPException
 
 from backburner.errors import (
     BackburnerError,
@@ -16,6 +14,7 @@ from backburner.errors import (
     EngineDead,
     GrammarError,
     HostFull,
+    QueueFull,
     RemoteError,
     TransportError,
     Unsupported,
@@ -28,8 +27,10 @@ MAX_MESSAGE_CHARACTERS = 1000
 
 # The OpenAI client repeats 408, 409, 429 and 5xx twice unless told otherwise; each time costs a prefill.
 NO_RETRY = {"x-should-retry": "false"}
-# Long enough for the engine to restart or the worker to be given up.
+# Long enough for the engine to restart, the worker to be given up or a short answer to end.
 RETRY_LATER = {"retry-after": "5"}
+
+_TYPES = {429: "rate_limit_error"}
 
 
 class ApiError(Exception):
@@ -56,9 +57,11 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         return {
             "error": {
-                "message": _printable(self.message),
-                "type": "invalid_request_error" if self.status < 500 else "server_error",
-                "param": None if self.param is None else _printable(self.param),
+                "message": printable(self.message),
+                "type": _TYPES.get(
+                    self.status, "invalid_request_error" if self.status < 500 else "server_error"
+                ),
+                "param": None if self.param is None else printable(self.param),
                 "code": self.code,
                 **self.extra,
             }
@@ -94,6 +97,8 @@ def from_engine(error: BackburnerError) -> ApiError:
     message = str(error) or error.__doc__ or error.code
     if isinstance(error, ContextExceeded | GrammarError | Unsupported):
         return ApiError(400, message, code=error.code)
+    if isinstance(error, QueueFull):
+        return ApiError(429, message, code=error.code, headers=RETRY_LATER)
     if isinstance(error, HostFull):
         return ApiError(503, message, code=error.code, headers=NO_RETRY)
     if isinstance(error, EngineDead | TransportError | RemoteError):
@@ -131,40 +136,6 @@ def error_response(error: ApiError) -> Response:
     )
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Every error that leaves the app has the one shape."""
-
-    async def api_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
-        return error_response(error)
-
-    async def engine_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, BackburnerError)
-        return error_response(from_engine(error))
-
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        message = f"{error.detail}: {request.method} {request.url.path}"
-        return error_response(
-            ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
-        )
-
-    async def validation_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        return error_response(InvalidRequestError(first["msg"], param=param_name(tuple(first["loc"])[1:])))
-
-    async def defect(_: Request, error: Exception) -> Response:
-        return error_response(internal_error())  # Starlette raises it again, so that it is logged
-
-    app.add_exception_handler(ApiError, api_error)
-    app.add_exception_handler(BackburnerError, engine_error)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(RequestValidationError, validation_error)
-    app.add_exception_handler(Exception, defect)
-
-
-def _printable(text: str) -> str:
-    # Lone surrogates cannot be encoded, and an error body must always be.
+def printable(text: str) -> str:
+    """A message as it may be sent: cut, and encodable even if it echoes lone surrogates."""
     return text[:MAX_MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()

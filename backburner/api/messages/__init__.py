@@ -1,0 +1,1 @@
+"""Anthropic's Messages API over the same turns, parsers and engine as chat completions."""
