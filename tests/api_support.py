@@ -14,14 +14,17 @@ from fastapi import FastAPI
 from backburner.api.app import create_app
 from backburner.api.server import bind, server, url_of
 from backburner.api.settings import ApiSettings
-from backburner.engine.request import GenerationRequest
+from backburner.engine.engine import Engine
+from backburner.engine.request import EngineClient, GenerationRequest
+from backburner.engine.runner import ModelRunner
+from tests.host import host
 from tests.scripted_engine import Script, ScriptedEngine, tiny_tokenizer
 
 MODEL = "some-org/tiny-qwen"
 HI = [{"role": "user", "content": "hi"}]
 
 
-def app_for(engine: ScriptedEngine, **settings: Any) -> FastAPI:
+def app_for(engine: EngineClient, **settings: Any) -> FastAPI:
     defaults = {"model_id": MODEL, "ctx_size": 4096, "aliases": ("gpt-4o",)}
     return create_app(engine, tiny_tokenizer(), ApiSettings(**{**defaults, **settings}))
 
@@ -29,7 +32,7 @@ def app_for(engine: ScriptedEngine, **settings: Any) -> FastAPI:
 class AsgiClient:
     """A synchronous client of an app in this process. Streams come back whole."""
 
-    def __init__(self, app: FastAPI, engine: ScriptedEngine, portal: BlockingPortal) -> None:
+    def __init__(self, app: FastAPI, engine: Any, portal: BlockingPortal) -> None:
         self.app = app
         self.engine = engine
         self._portal = portal
@@ -70,6 +73,25 @@ def asgi(script: Script | Callable[[GenerationRequest], Script], **settings: Any
 
 
 @contextmanager
+def asgi_tiny(**settings: Any) -> Iterator[AsgiClient]:
+    """The real engine with the tiny model, made and run on its own thread."""
+    made = []
+
+    def make() -> ModelRunner:
+        context = host()
+        made.append(context)
+        return context.__enter__()
+
+    engine = Engine(make, "tiny")
+    engine.start()
+    try:
+        with start_blocking_portal() as portal:
+            yield AsgiClient(app_for(engine, **settings), engine, portal)
+    finally:
+        engine.close()
+
+
+@contextmanager
 def listening(
     script: Script | Callable[[GenerationRequest], Script], **settings: Any
 ) -> Iterator[tuple[str, ScriptedEngine]]:
@@ -99,6 +121,52 @@ def frames(response: httpx.Response) -> list[dict[str, Any]]:
 def streamed_text(response: httpx.Response) -> str:
     choices = [c for frame in frames(response) for c in frame["choices"]]
     return "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in choices)
+
+
+def assembled(response: httpx.Response, index: int = 0) -> dict[str, Any]:
+    """What a strict client makes of one choice of a chat stream, in the form of a whole answer's choice."""
+    message: dict[str, Any] = {"role": None, "content": ""}
+    scores: list[dict[str, Any]] | None = None
+    reason = None
+    for choice in (c for frame in frames(response) for c in frame["choices"] if c["index"] == index):
+        assert reason is None, "nothing follows the finish_reason"
+        delta, reason = choice["delta"], choice["finish_reason"]
+        message["role"] = message["role"] or delta.get("role")
+        for field in ("content", "reasoning_content"):
+            if delta.get(field):
+                message[field] = message.get(field, "") + delta[field]
+        for part in delta.get("tool_calls", ()):
+            calls = message.setdefault("tool_calls", [])
+            if part["index"] == len(calls):
+                calls.append({k: part[k] for k in ("id", "type")} | {"function": dict(part["function"])})
+            else:
+                calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+        if choice["logprobs"] is not None:
+            scores = (scores or []) + choice["logprobs"]["content"]
+    if "tool_calls" in message:
+        message["content"] = message["content"] or None
+    logprobs = None if scores is None else {"content": scores}
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+
+def without_ids(choice: dict[str, Any]) -> dict[str, Any]:
+    """A choice whose calls have no ids: each answer makes its own."""
+    message = dict(choice["message"])
+    if "tool_calls" in message:
+        assert all(call["id"] for call in message["tool_calls"])
+        message["tool_calls"] = [{k: v for k, v in c.items() if k != "id"} for c in message["tool_calls"]]
+    return {**choice, "message": message}
+
+
+def both_ways(client: "AsgiClient", **fields: Any) -> dict[str, Any]:
+    """The one choice of a chat, which has to be the same whole and streamed."""
+    whole = client.chat(**fields)
+    assert whole.status_code == 200, whole.text
+    streamed = client.chat(stream=True, **fields)
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    (choice,) = whole.json()["choices"]
+    assert without_ids(assembled(streamed)) == without_ids(choice)
+    return dict(choice)
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
