@@ -78,7 +78,7 @@ def tiny() -> Iterator[AsgiClient]:
         yield client
 
 
-@pytest.mark.parametrize("text", ["🙂", "日本語", "a🙂b👩‍👩‍👧‍👦")
+@pytest.mark.parametrize("text", ["🙂", "日本語", "a🙂b👩\u200d👧"])
 def test_02_a_character_of_several_tokens_arrives_whole(text: str) -> None:
     assert len(tokens_of(text)) > len(text)
     with asgi(says(text, token_delay_s=0.002)) as client:
