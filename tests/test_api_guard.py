@@ -45,9 +45,13 @@ def test_a_page_of_this_machine_may_ask() -> None:
         assert client.get("/health", headers={"origin": "http://localhost:3000"}).status_code == 200
 
 
-def test_a_server_bound_elsewhere_answers_to_any_name() -> None:
-    with asgi(says("ok"), bound_host="192.168.1.5") as client:
+def test_a_server_bound_elsewhere_answers_to_any_name_because_it_asks_for_a_key() -> None:
+    with asgi(says("ok"), bound_host="192.168.1.5", api_keys=("k",)) as client:
         assert client.get("/health", headers={"host": "studio.local:8080"}).status_code == 200
+        assert client.get("/v1/models", headers={"host": "studio.local:8080"}).status_code == 401
+    with asgi(says("ok"), bound_host="192.168.1.5") as client:
+        assert error_of(client.get("/health", headers={"host": "studio.local"}), 403)["code"] == "forbidden_host"
+        assert client.get("/health", headers={"host": "192.168.1.5"}).status_code == 200
 
 
 def test_models_are_listed_with_the_effective_context_under_every_name_clients_read() -> None:
@@ -96,6 +100,11 @@ def test_health_shows_the_worker() -> None:
         "error": "cable pulled",
         "reconnects": 0,
         "layers": None,
+        "bytes_sent": 0,
+        "bytes_received": 0,
+        "exchanges": 0,
+        "moved_pages": 0,
+        "found_pages": 0,
     }
 
 

@@ -35,7 +35,7 @@ async def _collect_all(
     usage = Usage()
     for index, generation in enumerate(generations):
         choice = kind.choice(index)
-        with Reply(api, generation) as reply:
+        with Reply(api, generation, further=index > 0) as reply:
             finished = await _collect(reply, choice)
         usage = usage.plus(counted(generations, index, finished))
         choices.append(choice)

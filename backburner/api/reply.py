@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -37,7 +38,8 @@ class Reply:
     so a slow reader costs at most the length of its answer.
     """
 
-    def __init__(self, api: Api, request: GenerationRequest) -> None:
+    def __init__(self, api: Api, request: GenerationRequest, *, further: bool = False) -> None:
+        """further: a choice after the first of what was let in; it queues anew, and is not refused for that."""
         self._api = api
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -46,7 +48,10 @@ class Reply:
         self._logprobs: list[TokenLogprob] = []
         self._prompt: list[TokenLogprob] = []
         self._end: Finished | Failed | None = None
-        self._handle: Handle = api.engine.submit(request, self._emit)
+        self._submitted_s: float | None = self._loop.time()  # until the first token has come
+        self._handle: Handle = api.engine.submit(
+            replace(request, admitted=True) if further else request, self._emit
+        )
         api.replies.add(self)
 
     def __enter__(self) -> Self:
@@ -107,6 +112,9 @@ class Reply:
             return
         match event:
             case Delta():
+                if self._submitted_s is not None:
+                    self._api.metrics.ttft.observe(self._loop.time() - self._submitted_s)
+                    self._submitted_s = None
                 if event.text:
                     self._text.append(event.text)
                 self._logprobs += event.logprobs

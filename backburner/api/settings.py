@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from backburner.api.metrics import Metrics
 from backburner.api.parsing.history import ArgumentsForms
 from backburner.engine.request import EngineClient, SamplingParams
 
@@ -24,6 +25,8 @@ class ApiSettings:
     max_tokens: int | None = None  # None: up to the end of the context
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=lambda: {"enable_thinking": False})
     bound_host: str = "127.0.0.1"
+    api_keys: tuple[str, ...] = ()  # none: whoever reaches the port may use it
+    cors_origins: tuple[str, ...] = ()  # that pages may call from; "*": any
     # Long prompts of 262k tokens are about 1 MiB of text; tool results pasted as JSON need more.
     max_body_bytes: int = 32 * 1024 * 1024
     body_idle_s: float = 60.0
@@ -54,6 +57,10 @@ class Api:
     settings: ApiSettings
     arguments_forms: ArgumentsForms = field(default_factory=ArgumentsForms)
     replies: set[Reply] = field(default_factory=set)
+    metrics: Metrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.engine)
 
     def effective_ctx_size(self) -> int:
         """The context a request can really use: the engine may have less memory than was asked for."""

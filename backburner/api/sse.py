@@ -68,7 +68,7 @@ class SseResponse(Response):
             for value in kind.beginning():
                 yield kind.frame(value)
             for index, request in enumerate(self._requests):
-                with first if index == 0 else Reply(self._api, request) as reply:
+                with first if index == 0 else Reply(self._api, request, further=True) as reply:
                     async with aclosing(self._choice(kind.choice(index), reply)) as frames:
                         async for frame in frames:
                             if isinstance(frame, Finished):

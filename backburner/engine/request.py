@@ -40,7 +40,8 @@ class GenerationRequest:
     prompt_logprobs: the prompt's own as well, with as many alternatives as `logprobs` says (none if it is None). All of
     the prompt is read for that.
     ignore_eos: not with a grammar, whose last token is the end token.
-    admitted: a further choice of what was let in before: it queues behind all others, and is not refused for their number.
+    admitted: a further choice of what was let in before: it queues behind all others, and is not refused for being too
+    many.
     """
 
     request_id: str

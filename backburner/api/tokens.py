@@ -1,0 +1,125 @@
+"""POST /tokenize, /detokenize and /apply-template, as llama-server and vLLM have them: text, tokens, prompts."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError, model_validator
+
+from backburner.api.body import parse_object, read_body
+from backburner.api.errors import InvalidRequestError, from_validation
+from backburner.api.prompt import check_model
+from backburner.api.schemas import Body, ChatBody
+from backburner.api.settings import Api
+from backburner.api.turn import chat_turn
+from backburner.engine.text import token_bytes
+
+
+class TokenizeBody(Body):
+    """`content` is llama-server's, `prompt` vLLM's; with `messages` the body is a chat's."""
+
+    model: str | None = None
+    content: str | None = None
+    prompt: str | None = None
+    messages: Any = None
+    add_special: bool = False  # llama-server's
+    add_special_tokens: bool = True  # vLLM's
+    with_pieces: bool = False
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_one_text(self) -> "TokenizeBody":
+        given = [name for name in ("content", "prompt", "messages") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidRequestError(
+                "one of content, prompt and messages is required"
+                if not given
+                else f"{' and '.join(given)} exclude each other",
+                param=given[1] if given else "content",
+            )
+        return self
+
+
+class DetokenizeBody(Body):
+    model: str | None = None
+    tokens: list[int]
+
+
+async def tokenize(api: Api, request: Request) -> Response:
+    return await _answered(api, request, _tokenize)
+
+
+async def detokenize(api: Api, request: Request) -> Response:
+    return await _answered(api, request, _detokenize)
+
+
+async def apply_template(api: Api, request: Request) -> Response:
+    return await _answered(api, request, _apply_template)
+
+
+async def _answered(
+    api: Api, request: Request, work: Callable[[Api, dict[str, Any]], dict[str, Any]]
+) -> Response:
+    raw = await read_body(request, api.settings.max_body_bytes, api.settings.body_idle_s)
+    # Megabytes of text take seconds; other clients must not wait for them.
+    return JSONResponse(await asyncio.to_thread(lambda: work(api, parse_object(raw))))
+
+
+def _tokenize(api: Api, fields: dict[str, Any]) -> dict[str, Any]:
+    try:
+        body = TokenizeBody.model_validate(fields)
+    except ValidationError as e:
+        raise from_validation(e) from e
+    check_model(api.settings, body.model)
+    if body.messages is not None:
+        tokens = api.tokenizer.encode(_rendered(api, fields), add_special_tokens=False)
+    elif body.prompt is not None:
+        tokens = api.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+    else:
+        tokens = api.tokenizer.encode(body.content or "", add_special_tokens=body.add_special)
+    answer: dict[str, Any] = {
+        "tokens": [{"id": t, "piece": _piece(api, t)} for t in tokens] if body.with_pieces else tokens,
+        "count": len(tokens),
+        "max_model_len": api.effective_ctx_size(),
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = [token_bytes(api.tokenizer, t).decode(errors="replace") for t in tokens]
+    return answer
+
+
+def _piece(api: Api, token: int) -> str | list[int]:
+    """A token's text; its bytes where they are only part of a character."""
+    piece = token_bytes(api.tokenizer, token)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def _detokenize(api: Api, fields: dict[str, Any]) -> dict[str, Any]:
+    try:
+        body = DetokenizeBody.model_validate(fields)
+    except ValidationError as e:
+        raise from_validation(e) from e
+    check_model(api.settings, body.model)
+    vocabulary = len(api.tokenizer)
+    if any(not 0 <= token < vocabulary for token in body.tokens):
+        raise InvalidRequestError(f"a token id is outside [0, {vocabulary})", param="tokens")
+    text = api.tokenizer.decode(body.tokens) if body.tokens else ""
+    return {"content": text, "prompt": text}  # llama-server's name and vLLM's
+
+
+def _apply_template(api: Api, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"prompt": _rendered(api, fields)}
+
+
+def _rendered(api: Api, fields: dict[str, Any]) -> str:
+    """What the model would be given for the same chat request."""
+    try:
+        body = ChatBody.model_validate(fields)
+    except ValidationError as e:
+        raise from_validation(e) from e
+    check_model(api.settings, body.model)
+    return chat_turn(api, body).text
