@@ -1,9 +1,9 @@
 """Answers a prepared request, streamed or whole; a client that goes away ends the work."""
 
+import json
 from collections.abc import Sequence
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 
 from backburner.api.format import Choice, Format, Usage, counted
 from backburner.api.reply import LIVENESS_S, Reply, unless_disconnected
@@ -25,7 +25,9 @@ async def respond(
     if answered is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     choices, usage = answered
-    return JSONResponse(kind.whole(choices, usage))
+    text = json.dumps(kind.whole(choices, usage), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # Half of a surrogate pair, in the parsed arguments of a call, can only be sent as an escape.
+    return Response(text.encode("utf-8", "backslashreplace"), media_type="application/json")
 
 
 async def _collect_all(

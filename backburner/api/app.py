@@ -14,6 +14,8 @@ from backburner.api.completions import completions
 from backburner.api.guard import Guard
 from backburner.api.handlers import add_error_handlers
 from backburner.api.metrics import CountRequests
+from backburner.api.messages.endpoint import count_tokens, create_message
+from backburner.api.messages.schemas import InputBody, MessagesBody
 from backburner.api.responses.endpoint import responses, stored_response
 from backburner.api.responses.schemas import ResponsesBody
 from backburner.api.schemas import ChatBody, CompletionBody
@@ -62,6 +64,14 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ApiSettings
     @app.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
     async def stored(response_id: str) -> Response:
         return stored_response(response_id)
+
+    @app.post("/v1/messages", openapi_extra=_body_schema(MessagesBody))
+    async def post_messages(request: Request) -> Response:
+        return await create_message(api, request)
+
+    @app.post("/v1/messages/count_tokens", openapi_extra=_body_schema(InputBody))
+    async def post_count_tokens(request: Request) -> Response:
+        return await count_tokens(api, request)
 
     @app.get("/v1/models")
     async def get_models() -> Response:

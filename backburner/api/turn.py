@@ -1,11 +1,12 @@
 """The assistant's turn that a conversation asks for: its prompt, how its text is to be read, and what it is held to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from backburner.api.errors import InvalidRequestError
 from backburner.api.parsing import history
+from backburner.api.parsing.identity import new_call_id
 from backburner.api.parsing.parser import Parser
 from backburner.api.parsing.thinking import Thinking, thinking_of
 from backburner.api.schemas import ChatBody
@@ -51,8 +52,14 @@ class Turn:
     parallel: bool
     grammar: Grammar | None
 
-    def parser(self) -> Parser:
-        return Parser(self.thinking, tools=self.tools, parses_calls=bool(self.tools), parallel=self.parallel)
+    def parser(self, new_id: Callable[[], str] = new_call_id) -> Parser:
+        return Parser(
+            self.thinking,
+            tools=self.tools,
+            parses_calls=bool(self.tools),
+            parallel=self.parallel,
+            new_id=new_id,
+        )
 
 
 def chat_turn(api: Api, body: ChatBody) -> Turn:

@@ -1,12 +1,12 @@
 """Errors as Anthropic's clients understand them."""
 
 import json
-import uuid
 from typing import Any
 
 from starlette.responses import Response
 
 from backburner.api.errors import ApiError, printable
+from backburner.api.messages.identity import new_request_id
 from backburner.errors import ContextExceeded
 
 # Below it every answer has Anthropic's shape.
@@ -23,10 +23,6 @@ _TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-
-
-def new_request_id() -> str:
-    return f"req_{uuid.uuid4().hex}"
 
 
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
