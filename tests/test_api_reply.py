@@ -50,6 +50,16 @@ def test_only_the_newest_progress_is_kept() -> None:
     assert with_reply(script, use) == [Progress(99, 100), None]
 
 
+def test_a_delta_without_text_is_no_news() -> None:
+    async def use(reply: Reply) -> object:
+        started = asyncio.get_running_loop().time()
+        assert await reply.next(0.5) is None
+        return asyncio.get_running_loop().time() - started
+
+    script = Script(pieces=[""] * 100, token_delay_s=0.01, hang_at=100)
+    assert with_reply(script, use, settle_s=0) >= 0.4
+
+
 def test_text_before_a_failure_is_delivered_first() -> None:
     async def use(reply: Reply) -> object:
         first = await reply.next(5)

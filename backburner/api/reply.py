@@ -124,7 +124,9 @@ class Reply:
                 self._progress = event
             case Finished() | Failed():
                 self._end = event
-        self._wake.set()
+        # A Delta may hold nothing, while its text is undecided.
+        if self._has_news():
+            self._wake.set()
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
