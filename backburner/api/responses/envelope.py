@@ -101,8 +101,10 @@ def usage_json(usage: Usage, reasoning_tokens: int) -> dict[str, Any]:
 def error_json(error: ApiError) -> dict[str, Any]:
     """The error of a response that failed. Its codes are OpenAI's few; ours is the `type`."""
     fields = error.body()["error"]
-    code = "server_error"
-    if error.status < 500:
+    code: str | None = "server_error"
+    if error.status == 429:
+        code = "rate_limit_exceeded"
+    elif error.status < 500:
         # Agents compact the conversation on the first, and do not try again on the second.
         code = error.code if error.code == "context_length_exceeded" else "invalid_prompt"
     return {"code": code, "message": fields["message"], "param": fields["param"], "type": error.code}

@@ -90,7 +90,10 @@ class ResponsesBody(GenerationBody):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.tool_choice not in (None, "auto", "none") and not self.tools:
-            raise ValueError("tool_choice asks for a call, and there are no tools")
+            # No ValueError: pydantic would not say which field is to blame.
+            raise InvalidRequestError(
+                "tool_choice asks for a call, and there are no tools", param="tool_choice"
+            )
         return self
 
     @property
