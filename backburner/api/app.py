@@ -13,9 +13,9 @@ from backburner.api.chat import chat_completions
 from backburner.api.completions import completions
 from backburner.api.guard import Guard
 from backburner.api.handlers import add_error_handlers
-from backburner.api.metrics import CountRequests
 from backburner.api.messages.endpoint import count_tokens, create_message
 from backburner.api.messages.schemas import InputBody, MessagesBody
+from backburner.api.metrics import CountRequests
 from backburner.api.responses.endpoint import responses, stored_response
 from backburner.api.responses.schemas import ResponsesBody
 from backburner.api.schemas import ChatBody, CompletionBody
@@ -65,7 +65,7 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ApiSettings
     async def stored(response_id: str) -> Response:
         return stored_response(response_id)
 
-    @app.post("/v1/messages", openapi_extra=_body_schema(MessagesBody))
+    @app.post("/v1/messages", dependencies=generates, openapi_extra=_body_schema(MessagesBody))
     async def post_messages(request: Request) -> Response:
         return await create_message(api, request)
 
