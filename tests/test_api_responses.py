@@ -374,6 +374,24 @@ def test_packed_thoughts_of_others_are_left_out() -> None:
         assert unpack_thoughts(packed) is None
 
 
+def test_messages_in_a_row_stay_apart_and_what_is_said_behind_a_call_stays_with_it() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    given = [
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        call,
+        {"role": "assistant", "content": "c"},
+        {"type": "function_call_output", "call_id": "c", "output": "r"},
+    ]
+    with asgi(says("hi")) as client:
+        messages = rendered(client, given)
+    assert [(m["role"], m["content"], "tool_calls" in m) for m in messages] == [
+        ("assistant", "a", False),
+        ("assistant", "bc", True),
+        ("tool", "r", False),
+    ]
+
+
 USER = {"role": "user", "content": "hi"}
 
 
@@ -383,6 +401,7 @@ USER = {"role": "user", "content": "hi"}
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": [3]}, "input[0]"),
+        ({"input": [{"type": None, "role": "robot"}]}, "input[0].role"),
         ({"input": [USER, {"type": "web_search_call"}]}, "input[1].type"),
         ({"input": [{"type": ["message"]}]}, "input[0].type"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),

@@ -57,6 +57,15 @@ class CallOutputItem(Body):
 Item = TypeVar("Item", bound=Body)
 
 
+def messages_of(instructions: str | None, items: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Raises InvalidRequestError with the item's place as `param`."""
+    conversation = _Conversation()
+    for i, item in enumerate(items):
+        conversation.add(item, i)
+    conversation.close_turn()
+    return _with_instructions(instructions, conversation.messages)
+
+
 class _Turn:
     """The assistant's turn that is being put together."""
 
@@ -74,75 +83,77 @@ class _Turn:
         )
 
 
-def messages_of(instructions: str | None, items: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Raises InvalidRequestError with the item's place as `param`."""
-    messages: list[Message] = []
-    turn: _Turn | None = None
-    call_ids: set[str] = set()
+class _Conversation:
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._turn: _Turn | None = None
+        self._call_ids: set[str] = set()
 
-    def close_turn() -> None:
-        nonlocal turn
-        if turn is not None:
-            messages.append(turn.message())
-            turn = None
-
-    for i, item in enumerate(items):
-        match item.get("type", "message"):
+    def add(self, item: Mapping[str, Any], index: int) -> None:
+        match item.get("type") or "message":
             case "message":
-                message = _read(MessageItem, item, i)
-                text = text_of(message.content, f"input[{i}].content")
-                if message.role == "assistant":
-                    # What is said behind calls belongs to their turn; a second message does not.
-                    if turn is not None and turn.content and not turn.calls:
-                        close_turn()
-                    turn = turn or _Turn()
-                    turn.content.append(text)
-                else:
-                    close_turn()
-                    messages.append(Message(role=message.role, content=text))
+                self._add_message(_read(MessageItem, item, index), index)
             case "reasoning":
-                thoughts = _read(ReasoningItem, item, i).thoughts()
-                if turn is not None and (turn.content or turn.calls):
-                    close_turn()
-                turn = turn or _Turn()
-                turn.thoughts.append(thoughts)
+                self._add_thoughts(_read(ReasoningItem, item, index))
             case "function_call":
-                call = _read(CallItem, item, i)
-                # Here, where its place is known; the template's form is chosen later.
-                _, arguments = arguments_of(call.arguments, f"input[{i}].arguments")
-                turn = turn or _Turn()
-                turn.calls.append(
-                    ToolCall(
-                        id=call.call_id,
-                        type="function",
-                        function=FunctionCall(name=call.name, arguments=arguments),
-                    )
-                )
-                call_ids.add(call.call_id)
+                self._add_call(_read(CallItem, item, index), index)
             case "function_call_output":
-                output = _read(CallOutputItem, item, i)
-                if output.call_id not in call_ids:
-                    raise InvalidRequestError(
-                        f"input[{i}] answers call {output.call_id[:100]!r}, and no function_call before it has that "
-                        "call_id; this server is stateless: send the whole input",
-                        param=f"input[{i}].call_id",
-                    )
-                close_turn()
-                text = text_of(output.output, f"input[{i}].output")
-                messages.append(Message(role="tool", content=text, tool_call_id=output.call_id))
+                self._add_output(_read(CallOutputItem, item, index), index)
             case "item_reference":
                 raise InvalidRequestError(
-                    f"input[{i}] refers to a stored item; this server is stateless: send the item itself",
-                    param=f"input[{i}].type",
+                    f"input[{index}] refers to a stored item; this server is stateless: send the item itself",
+                    param=f"input[{index}].type",
                 )
             case other:
                 raise InvalidRequestError(
-                    f"input[{i}] is of type {other!r}; this server reads message, reasoning, function_call and "
-                    "function_call_output",
-                    param=f"input[{i}].type",
+                    f"input[{index}] is of type {other!r}; this server reads message, reasoning, function_call "
+                    "and function_call_output",
+                    param=f"input[{index}].type",
                 )
-    close_turn()
-    return _with_instructions(instructions, messages)
+
+    def close_turn(self) -> None:
+        if self._turn is not None:
+            self.messages.append(self._turn.message())
+            self._turn = None
+
+    def _add_message(self, item: MessageItem, index: int) -> None:
+        text = text_of(item.content, f"input[{index}].content")
+        if item.role != "assistant":
+            self.close_turn()
+            self.messages.append(Message(role=item.role, content=text))
+            return
+        # What is said behind calls belongs to their turn; a second message does not.
+        if self._turn is not None and self._turn.content and not self._turn.calls:
+            self.close_turn()
+        self._opened().content.append(text)
+
+    def _add_thoughts(self, item: ReasoningItem) -> None:
+        if self._turn is not None and (self._turn.content or self._turn.calls):
+            self.close_turn()
+        self._opened().thoughts.append(item.thoughts())
+
+    def _add_call(self, item: CallItem, index: int) -> None:
+        # Checked here, where its place is known; the form that the template wants is chosen later.
+        _, arguments = arguments_of(item.arguments, f"input[{index}].arguments")
+        function = FunctionCall(name=item.name, arguments=arguments)
+        self._opened().calls.append(ToolCall(id=item.call_id, type="function", function=function))
+        self._call_ids.add(item.call_id)
+
+    def _add_output(self, item: CallOutputItem, index: int) -> None:
+        if item.call_id not in self._call_ids:
+            raise InvalidRequestError(
+                f"input[{index}] answers call {item.call_id[:100]!r}, and no function_call before it has that call_id; "
+                "this server is stateless: send the whole input",
+                param=f"input[{index}].call_id",
+            )
+        self.close_turn()
+        text = text_of(item.output, f"input[{index}].output")
+        self.messages.append(Message(role="tool", content=text, tool_call_id=item.call_id))
+
+    def _opened(self) -> _Turn:
+        if self._turn is None:
+            self._turn = _Turn()
+        return self._turn
 
 
 def _with_instructions(instructions: str | None, messages: list[Message]) -> list[Message]:

@@ -25,13 +25,17 @@ class Item:
 
     def __init__(self, kind: Kind, index: int, call_id: str = "", name: str = "") -> None:
         self.kind: Kind = kind
-        self.text = ""
+        self._texts: list[str] = []
         self.scores: list[dict[str, Any]] = []
         self.status: Status = "in_progress"
         self._id = new_id(PREFIXES[kind], "_")
         self._index = index
         self._call_id = call_id
         self._name = name
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
 
     def json(self, status: Status, packs_thoughts: bool = False) -> dict[str, Any]:
         head = {"id": self._id, "type": self.kind, "status": status}
@@ -52,7 +56,7 @@ class Item:
             yield self._in_part("response.content_part.added", part=self._part())
 
     def more(self, text: str, scores: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
-        self.text += text
+        self._texts.append(text)
         self.scores += scores
         match self.kind:
             case "reasoning":
