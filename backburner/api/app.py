@@ -61,8 +61,12 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ApiSettings
     async def post_responses(request: Request) -> Response:
         return await responses(api, request)
 
-    @app.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
-    async def stored(response_id: str) -> Response:
+    @app.get("/v1/responses/{response_id}")
+    async def get_response(response_id: str) -> Response:
+        return stored_response(response_id)
+
+    @app.delete("/v1/responses/{response_id}")
+    async def delete_response(response_id: str) -> Response:
         return stored_response(response_id)
 
     @app.post("/v1/messages", dependencies=generates, openapi_extra=_body_schema(MessagesBody))
