@@ -23,6 +23,13 @@ SEQUENCE_PAGES_MAX = 1_024
 # A full context of 262,144 tokens of a 27B model, 65,536 bytes each, less the window: 12.9 GB.
 SPILL_SIZE = "16GiB"
 
+# Requests that may wait behind the one that runs. At a minute each, the last of these waits for an hour: whoever asks
+# then is better told at once.
+MAX_QUEUE = 64
+
+# Prompts of 262k tokens are about 1 MiB of text; tool results pasted as JSON need more.
+MAX_BODY = "32MiB"
+
 WORKER_PORT = 50_060
 SERVER_PORT = 8_080
 

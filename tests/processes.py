@@ -32,7 +32,9 @@ FILLER = "The river was calm and the boats stayed in the harbour. "
 
 def environment(**extra: str) -> dict[str, str]:
     """This process's own, without settings of ours that a developer may have exported."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BACKBURNER_")}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("BACKBURNER_", "LLAMA_"))
+    }
     quiet = {"OPENBLAS_NUM_THREADS": "1", "MLX_DISABLE_COMPILE": "1", "HF_HUB_OFFLINE": "1"}
     # Where the spill goes by default (on Linux): not among the files of whoever runs the tests.
     quiet["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / f"backburner-tests-{os.getuid()}")

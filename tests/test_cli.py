@@ -42,7 +42,6 @@ BAD_FLAGS = [
         ["serve", "--device", "tcp://127.0.0.1:5", "--device", "tcp://localhost:5?rtt=1ms"],
         "--device tcp://localhost:5 is given twice",
     ),
-    (["serve", "--device", "loopback", "--device", "loopback"], "several devices are not there yet"),
     (["serve", "--device", "loopback", "--worker-memory", "lots"], "'lots' is not an amount of memory"),
     (["serve", "--window-tokens", "32"], "--window-tokens 32 is smaller than a page"),
     (["serve", "--window-tokens", "0"], "--window-tokens 0 is smaller than a page"),
@@ -60,8 +59,18 @@ BAD_FLAGS = [
     (["serve", "--chat-template-kwargs", "[1]"], "must be a JSON object"),
     (["serve", "--log-level", "loud"], "'loud' is not one of debug, info, warning, error"),
     (["serve", "--port", "70000"], "70000 is not a port"),
-    (["serve", "--host", "no.such.host.invalid"], "is not a host name or address"),
-    (["serve", "--host", "0.0.0.0"], "no pairing yet"),
+    (["serve", "--host", "no.such.host.invalid"], "check --host and --port"),
+    (["serve", "--host", "0.0.0.0"], "it needs an API key: give --api-key or --api-key-file"),
+    (["serve", "--host", "0.0.0.0", "--api-key", ""], "a key has to be visible ASCII"),
+    (["serve", "--api-key", "two words"], "a key has to be visible ASCII"),
+    (["serve", "--api-key-file", "/no/such/file"], "--api-key-file /no/such/file cannot be read"),
+    (["serve", "--cors-origins", "example.com"], "'example.com' is not an origin"),
+    (["serve", "--cors-origins", "http://a.example/path"], "is not an origin"),
+    (["serve", "--max-queue", "-1"], "--max-queue -1 must be 0 or more"),
+    (["serve", "--max-body", "0"], "--max-body 0 admits no request"),
+    (["serve", "-c", "0"], "--ctx-size 0 must be at least 1"),
+    (["serve", "--temp", "9"], "--temperature 9 must be from 0 to 2"),
+    (["serve", "-m", "/no/such/folder"], "no such folder"),
     (["worker", "--listen", "0.0.0.0:1"], "there is no pairing yet"),
     (["worker", "--listen", "somewhere"], "is not HOST:PORT"),
     (["worker", "--memory", "-1GiB"], "is not an amount of memory"),
@@ -122,6 +131,17 @@ def test_settings_come_from_the_environment_too() -> None:
     assert "'floppy' is not one of" in refused("serve", "--port", "0", BACKBURNER_SERVE_DEVICE="floppy")
     assert "70000 is not a port" in refused("serve", BACKBURNER_SERVE_PORT="70000")
     assert "no pairing yet" in refused("worker", BACKBURNER_WORKER_LISTEN="0.0.0.0:1")
+    assert "--api-key: a key has to be" in refused("serve", BACKBURNER_SERVE_API_KEY="a,,b")
+
+
+def test_llama_servers_variables_mean_the_same_and_ours_win() -> None:
+    assert "70000 is not a port" in refused("serve", LLAMA_ARG_PORT="70000")
+    assert "70001 is not a port" in refused("serve", LLAMA_ARG_PORT="70000", BACKBURNER_SERVE_PORT="70001")
+    assert "needs an API key" in refused("serve", "--port", "0", LLAMA_ARG_HOST="0.0.0.0")
+    assert "no such folder" in refused("serve", "--port", "0", LLAMA_ARG_MODEL="/no/such/folder")
+    assert "--ctx-size 0" in refused("serve", "--port", "0", LLAMA_ARG_CTX_SIZE="0")
+    assert "--api-key: a key has to be" in refused("serve", LLAMA_API_KEY="a,,b")
+    assert "cannot be read" in refused("serve", LLAMA_ARG_API_KEY_FILE="/no/such/file")
 
 
 def test_a_flag_wins_over_the_environment() -> None:

@@ -1,7 +1,7 @@
 """Who is let in: foreign Host and Origin headers are refused, API keys are asked for, CORS is answered."""
 
 import ipaddress
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,7 +32,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def parse_origins(given: tuple[str, ...] | list[str]) -> tuple[str, ...]:
+def parse_origins(given: Sequence[str]) -> tuple[str, ...]:
     """`--cors-origins`: * or origins, each text perhaps several with commas. Raises ConfigError."""
     origins = [origin.strip().lower().rstrip("/") for text in given for origin in text.split(",")]
     for origin in origins:

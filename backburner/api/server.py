@@ -10,6 +10,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from backburner.api.guard import is_loopback
 from backburner.api.settings import Api
 from backburner.config import join_address
 from backburner.engine.request import Failed
@@ -42,6 +43,18 @@ def bind(host: str, port: int) -> socket.socket:
         sock.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {e}; choose another --port") from e
     return sock
+
+
+def require_keys_beyond_loopback(sock: socket.socket, has_keys: bool) -> None:
+    """Closes a bound socket that strangers could reach and raises ConfigError, unless there are API keys."""
+    address = str(sock.getsockname()[0])
+    if has_keys or is_loopback(address):
+        return
+    sock.close()
+    raise ConfigError(
+        f"--host: other machines can reach {address}, so it needs an API key: give --api-key or --api-key-file, or "
+        "serve on 127.0.0.1 and use a tunnel (ssh -L PORT:127.0.0.1:PORT this-machine)."
+    )
 
 
 def url_of(sock: socket.socket) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Generic, Protocol, TypeVar
 
+from backburner.config import MAX_QUEUE
 from backburner.engine.logprobs import TokenReport, labelled
 from backburner.engine.request import (
     Delta,
@@ -32,10 +33,6 @@ log = logging.getLogger("backburner.engine")
 
 # A long read logs its progress no more often than this.
 PROGRESS_LOG_INTERVAL_S = 2.0
-
-# Requests that may wait behind the one that runs. At a minute each, the last of these waits for an hour: whoever asks
-# then is better told at once.
-MAX_QUEUE = 64
 
 
 class TextSink(Protocol):
