@@ -111,6 +111,11 @@ class ModelRunner:
         if self._seam is not None:
             self._seam.prepare()
 
+    @property
+    def split_note(self) -> str | None:
+        """Why reads are not split, as far as is known, in a sentence for a person."""
+        return self._seam.note if self._seam is not None else None
+
     def start(self, request: GenerationRequest) -> Sequence:
         prompt = list(request.prompt)
         # Only what cannot run without the worker waits for it; the others find it when it is there.

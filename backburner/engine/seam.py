@@ -12,7 +12,7 @@ from backburner.engine.worker_link import WorkerLink
 from backburner.errors import BackburnerError, RemoteError
 from backburner.kv.held import MirroredPages, PageConnection
 from backburner.model.hybrid import HybridModel
-from backburner.planner.seam import Speeds, best_seam
+from backburner.planner.seam import Speeds, best_seam, why_not
 
 log = logging.getLogger("backburner.engine")
 
@@ -174,7 +174,7 @@ class SeamChooser:
         seam = self._seam(tails)
         for _ in range(2):  # the first time, a worker's speed is known only once it is open
             if seam is None:
-                self.note = "splitting reads would not pay with the speeds measured"
+                self.note = self._not_paying(tails)
                 return None
             stages = self._stages(tails, seam)
             for stage, tail in zip(stages, tails, strict=False):
@@ -191,7 +191,15 @@ class SeamChooser:
                 self.note = None
                 return stages
             seam = better
-        return None if seam is None else stages
+        if seam is None:
+            self.note = self._not_paying(tails)
+            return None
+        return stages
+
+    def _not_paying(self, tails: list[_Tail]) -> str:
+        if self._host_layer_us is None:
+            return "splitting reads would not pay, as far as is known: this host has read no whole ubatch yet"
+        return f"splitting reads would not pay: {why_not(self._speeds(tails), self._cycle)}"
 
     def _stages(self, tails: list[_Tail], seam: int) -> list[Stage]:
         """The tail dealt to a chain of workers in whole cycles, equally: each stage but the first needs a hop more."""
@@ -208,6 +216,9 @@ class SeamChooser:
     def _seam(self, tails: list[_Tail]) -> int | None:
         if self._split_layer is not None:
             return self._split_layer
+        return best_seam(self._speeds(tails), self._cycle, self._last_seam)
+
+    def _speeds(self, tails: list[_Tail]) -> Speeds:
         layers = len(self._model.layers)
         host_us = self._host_layer_us or 1.0
         known = [t.layer_us for t in tails if t.layer_us is not None]
@@ -215,4 +226,4 @@ class SeamChooser:
         worker_us = (sum(known) / len(known) if known else host_us) / len(tails)
         rates = [w.speed.bytes_per_s for w in self._workers if w.connection is not None]
         link_us = self._ubatch_bytes / min(rates) * 1e6 if rates and self._host_layer_us else 0.0
-        return best_seam(Speeds(layers, host_us, worker_us, link_us), self._cycle, self._last_seam)
+        return Speeds(layers, host_us, worker_us, link_us)

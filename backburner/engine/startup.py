@@ -128,6 +128,8 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
         report.stage("warm-up")
         runner.warm_up()
         report.done("first steps compiled")
+        if runner.split_note is not None and any(worker.welcome.layers for worker in workers):
+            report.note(runner.split_note)
         undo.pop_all()
         return runner
 

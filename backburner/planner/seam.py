@@ -30,6 +30,26 @@ def step_us(seam: int, s: Speeds) -> float:
     return max(seam * s.host_layer_us, (s.layers - seam) * s.worker_layer_us, s.link_us)
 
 
+def gain(seam: int, s: Speeds) -> float:
+    """How many times as fast as the host alone the steady pipeline is."""
+    return s.layers * s.host_layer_us / step_us(seam, s)
+
+
+def why_not(s: Speeds, cycle: int) -> str:
+    """The numbers with which `best_seam` gave None."""
+    ideal = s.layers * s.worker_layer_us / (s.host_layer_us + s.worker_layer_us)
+    below = int(ideal // cycle) * cycle
+    seams = [seam for seam in (below, below + cycle) if 0 < seam < s.layers]
+    text = (
+        f"for one ubatch a layer takes {s.host_layer_us / 1e3:,.2f} ms here and "
+        f"{s.worker_layer_us / 1e3:,.2f} ms on the worker, their bytes {s.link_us / 1e3:,.2f} ms on the link"
+    )
+    if not seams:
+        return f"{text}; no seam leaves layers to both sides"
+    best = min(seams, key=lambda seam: step_us(seam, s))
+    return f"{text}; split at layer {best} of {s.layers}, reading would be {gain(best, s):.2f} times as fast"
+
+
 def best_seam(s: Speeds, cycle: int, current: int | None = None) -> int | None:
     """The seam to split at, a multiple of `cycle`; None when splitting does not pay.
 
