@@ -71,6 +71,7 @@ class MessageChoice:
         return {
             "stop_reason": reason,
             "stop_sequence": finished.stop if reason == "stop_sequence" else None,
+            "stop_details": None,
         }
 
 
@@ -100,7 +101,7 @@ class MessagesFormat:
     def beginning(self) -> Iterable[dict[str, Any]]:
         # What is found cached is known at the end only; message_delta has the true counts.
         usage = usage_json(Finished("stop", self.head.prompt_tokens, 0))
-        end = {"stop_reason": None, "stop_sequence": None}
+        end = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
         yield {"type": "message_start", "message": self.head.message([], end, usage)}
 
     def choice(self, index: int) -> Choice:
