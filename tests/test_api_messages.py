@@ -8,6 +8,8 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from backburner.api.messages.content import SIGNATURE
 from backburner.engine.request import GenerationRequest
@@ -389,6 +391,42 @@ def test_bad_input_is_a_400_that_says_where(client: AsgiClient, fields: dict[str
     assert not client.engine.requests
 
 
+VALUES = st.none() | st.booleans() | st.integers(-2, 3) | st.text(max_size=4)
+KINDS = ["text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image"]
+BLOCKS = st.fixed_dictionaries(
+    {"type": st.sampled_from(KINDS) | VALUES},
+    optional={
+        "text": VALUES,
+        "thinking": VALUES,
+        "id": VALUES,
+        "name": VALUES,
+        "tool_use_id": VALUES,
+        "is_error": VALUES,
+        "input": VALUES | st.dictionaries(st.text(max_size=3), VALUES, max_size=2),
+        "content": VALUES
+        | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": VALUES}), max_size=2),
+    },
+)
+MESSAGES = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["user", "assistant", "system"]),
+        "content": VALUES | st.lists(BLOCKS | VALUES, max_size=3),
+    }
+)
+
+
+def test_no_conversation_is_a_fault_of_the_server(client: AsgiClient) -> None:
+    @settings(max_examples=150, deadline=None)
+    @given(st.lists(MESSAGES, max_size=4), VALUES | st.lists(BLOCKS, max_size=2))
+    def check(said: list[Any], system: Any) -> None:
+        body = {"messages": said, "system": system, "tools": TOOLS}
+        response = client.post("/v1/messages/count_tokens", body)
+        if response.status_code != 200:
+            refused(response, 400, "invalid_request_error")
+
+    check()
+
+
 def test_unknown_fields_and_headers_are_ignored(client: AsgiClient) -> None:
     response = client.post(
         "/v1/messages?beta=true",
@@ -482,12 +520,17 @@ def test_one_call_only_where_parallel_use_is_disabled() -> None:
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
 def test_a_call_that_is_asked_for_is_begun(choice: dict[str, Any]) -> None:
-    begun = "<tool_call>\n<function=" if choice["type"] == "any" else "<tool_call>\n<function=weather>\n"
-    with asgi(says(CALL.removeprefix(begun))) as client:
+    def goes_on(request: GenerationRequest) -> Script:
+        prompt = tiny_tokenizer().decode(list(request.prompt))
+        begun = prompt[prompt.rindex("<tool_call>") :]
+        assert CALL.startswith(begun)
+        return says(CALL.removeprefix(begun))
+
+    with asgi(goes_on) as client:
         answer = message(client, tools=TOOLS, tool_choice=choice)
-        prompt = tiny_tokenizer().decode(list(client.engine.requests[0].prompt))
-    assert prompt.endswith(begun)
-    assert [block["type"] for block in answer["content"]] == ["tool_use"]
+    assert [(block["type"], block["input"]) for block in answer["content"]] == [
+        ("tool_use", {"city": "Köln", "days": 2})
+    ]
     assert answer["stop_reason"] == "tool_use"
 
 
