@@ -150,12 +150,13 @@ def assembled(response: httpx.Response, index: int = 0) -> dict[str, Any]:
 
 
 def without_ids(choice: dict[str, Any]) -> dict[str, Any]:
-    """A choice whose calls have no ids: each answer makes its own."""
+    """A choice to compare: ids of calls are new in each answer, and no scores at all have no chunk to come in."""
     message = dict(choice["message"])
     if "tool_calls" in message:
         assert all(call["id"] for call in message["tool_calls"])
         message["tool_calls"] = [{k: v for k, v in c.items() if k != "id"} for c in message["tool_calls"]]
-    return {**choice, "message": message}
+    logprobs = choice["logprobs"] if choice["logprobs"] != {"content": []} else None
+    return {**choice, "message": message, "logprobs": logprobs}
 
 
 def both_ways(client: "AsgiClient", **fields: Any) -> dict[str, Any]:

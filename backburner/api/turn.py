@@ -1,5 +1,6 @@
 """The assistant's turn that a conversation asks for: its prompt, how its text is to be read, and what it is held to."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,11 +122,15 @@ def _rendered(api: Api, body: ChatBody, tools: Sequence[Mapping[str, Any]]) -> s
 
 
 def _forced_call(api: Api, body: ChatBody) -> str:
-    """The beginning of a call in the form that the model's template teaches."""
-    choice, name = body.tool_choice, None
+    """The beginning of a call in the form that the model's template teaches.
+
+    It ends where a token ends in the whole call too: behind half a token a model goes on as it never learned to.
+    """
+    choice = body.tool_choice
+    names = [tool["function"]["name"] for tool in body.tools or []]
+    name = names[0] if len(names) == 1 else None
     if isinstance(choice, dict):
         name = choice["function"]["name"]
-        names = [tool["function"]["name"] for tool in body.tools or []]
         if name not in names:
             raise InvalidRequestError(
                 f"tool_choice names {name!r}, which is not one of the tools: {', '.join(names)[:500]}",
@@ -133,8 +138,12 @@ def _forced_call(api: Api, body: ChatBody) -> str:
             )
     template = str(getattr(api.tokenizer, "chat_template", None) or "")
     if "<function=" in template or not template:
-        return f"<tool_call>\n<function={name}>\n" if name else "<tool_call>\n<function="
-    return f'<tool_call>\n{{"name": "{name}", "arguments": ' if name else '<tool_call>\n{"name": "'
+        return "<tool_call>\n<function" + (f"={name}>\n" if name else "")
+    return (
+        f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
+        if name
+        else '<tool_call>\n{"name": "'
+    )
 
 
 def _grammar(body: ChatBody, thinking: Thinking) -> Grammar | None:
