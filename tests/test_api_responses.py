@@ -192,18 +192,23 @@ def test_without_parallel_calls_there_is_one() -> None:
     assert answer["parallel_tool_calls"] is False
 
 
-@pytest.mark.parametrize(
-    ("choice", "begins"),
-    [("required", "<function="), ({"type": "function", "name": "get_weather"}, "<function=get_weather>\n")],
-)
-def test_a_forced_call_is_begun_for_the_model(choice: object, begins: str) -> None:
-    rest = "<tool_call>\n" + begins
-    with asgi(says(CALL_TEXT.split(rest)[1])) as client:
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+def test_a_forced_call_is_begun_for_the_model(choice: object) -> None:
+    call = f"<tool_call>\n{ARGUMENTS}\n</tool_call>"
+
+    def goes_on(request: GenerationRequest) -> Script:
+        begun = tiny_tokenizer().decode(list(request.prompt)).rpartition("</think>\n\n")[2]
+        assert begun
+        assert call.startswith(begun)
+        return says(call.removeprefix(begun))
+
+    with asgi(goes_on) as client:
         answer = respond(client, tools=[WEATHER], tool_choice=choice).json()
-        assert prompt_of(client).endswith(rest)
-    (call,) = answer["output"]
-    assert (call["name"], call["arguments"]) == ("get_weather", '{"city": "Bonn"}')
+        found = events(respond(client, tools=[WEATHER], tool_choice=choice, stream=True))
+    (item,) = answer["output"]
+    assert (item["name"], item["arguments"]) == ("get_weather", '{"city": "Bonn"}')
     assert answer["tool_choice"] == choice
+    assert without_ids(found[-1]["response"]) == without_ids(answer)
 
 
 def test_with_tool_choice_none_markup_is_text() -> None:
@@ -389,6 +394,16 @@ def test_messages_in_a_row_stay_apart_and_what_is_said_behind_a_call_stays_with_
         ("assistant", "a", False),
         ("assistant", "bc", True),
         ("tool", "r", False),
+    ]
+
+
+def test_a_later_message_of_the_developer_stays_in_its_place_as_a_users() -> None:
+    given = [{"role": "user", "content": "a"}, {"role": "developer", "content": "Be brief."}]
+    with asgi(says("hi")) as client:
+        messages = rendered(client, given)
+    assert messages == [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "<system-reminder>\nBe brief.\n</system-reminder>"},
     ]
 
 

@@ -163,7 +163,13 @@ def _with_instructions(instructions: str | None, messages: list[Message]) -> lis
     while first < len(messages) and messages[first].role in ("system", "developer"):
         said.append(messages[first].content)
         first += 1
-    return [*([Message(role="system", content="\n\n".join(said))] if said else []), *messages[first:]]
+    system = [Message(role="system", content="\n\n".join(said))] if said else []
+    return system + [_reminder(m) if m.role in ("system", "developer") else m for m in messages[first:]]
+
+
+def _reminder(message: Message) -> Message:
+    """A later one, which Qwen's templates refuse. In its place, and not at the start: what is read already stays so."""
+    return Message(role="user", content=f"<system-reminder>\n{message.content}\n</system-reminder>")
 
 
 def _read(model: type[Item], item: Mapping[str, Any], index: int) -> Item:
