@@ -321,7 +321,7 @@ class ModelRunner:
         for group in groups:
             tail = state.tail
             layers = tail.seam if tail is not None else len(self._model.layers)
-            if tail is None and group[0] % CHECKPOINT_TOKENS == 0 and group[0] > 0:
+            if tail is None and group[0] - state.checkpoints.newest >= CHECKPOINT_TOKENS:
                 state.keep(group[0])
             begun = time.perf_counter()
             blocks = [state.tokens[s : min(s + UBATCH_TOKENS, stop)] for s in group]

@@ -44,6 +44,11 @@ class Checkpoints:
     def positions(self) -> tuple[int, ...]:
         return tuple(c.position for c in self._kept)
 
+    @property
+    def newest(self) -> int:
+        """The last position; 0 without any."""
+        return self._kept[-1].position if self._kept else 0
+
     def add(self, checkpoint: Checkpoint) -> None:
         self.forget_after(checkpoint.position - 1)
         self._kept.append(checkpoint)
