@@ -34,7 +34,7 @@ SYSFS = Path("/sys/bus/usb/devices")
 
 
 @dataclass(frozen=True, slots=True)
-class UsbDevice:
+class Plugged:
     """A device that can be a worker."""
 
     kind: Literal["usbmux", "gadget"]
@@ -46,14 +46,6 @@ class UsbDevice:
     ports: tuple[int, ...]  # from the root hub on
     bits_per_s: float | None  # None: libusb does not say
     serial: str | None = None  # only where the system tells it without opening the device
-
-    @property
-    def locations(self) -> tuple[int, int]:
-        """What usbmuxd may call it (LocationID): on Linux bus and address, on macOS a nibble for each port."""
-        nibbles = 0
-        for index in range(6):
-            nibbles = nibbles << 4 | (self.ports[index] if index < len(self.ports) else 0)
-        return self.bus << 16 | self.address, self.bus << 24 | nibbles
 
 
 @functools.cache
@@ -74,7 +66,7 @@ def backend() -> Any:
     return found
 
 
-def find() -> list[UsbDevice]:
+def find() -> list[Plugged]:
     """All phones, tablets and gadgets of ours that are plugged in, by place. Raises TransportError without libusb."""
     return [describe(raw) for raw in find_raw()]
 
@@ -90,13 +82,13 @@ def find_raw() -> Iterator[Any]:
     yield from sorted(found, key=lambda raw: (raw.bus or 0, raw.port_numbers or (), raw.address or 0))
 
 
-def describe(raw: Any) -> UsbDevice:
+def describe(raw: Any) -> Plugged:
     """What pyusb knows of a device without opening it."""
     kind = _kind(raw)
     assert kind is not None, "find_raw gives only these"
     ports = tuple(raw.port_numbers or ())
     own = "Apple device" if kind == "usbmux" else "gadget"
-    return UsbDevice(
+    return Plugged(
         kind,
         _sysfs(raw.bus, ports, "product") or APPLE_NAMES.get(raw.idProduct, own),
         raw.idVendor,

@@ -44,6 +44,23 @@ class Channel(Protocol):
         ...
 
 
+class Door(Protocol):
+    """Where hosts come in."""
+
+    address: str  # for people, and for the host's --device
+
+    def accept(self, timeout_s: float | None = None) -> Channel:
+        """The next caller; LinkTimeout if none comes in time, LinkClosed once `close` was called.
+
+        OSError if this caller could not be taken; the next one may be.
+        """
+        ...
+
+    def close(self) -> None:
+        """Lets nobody in any more, and wakes whoever waits in `accept`."""
+        ...
+
+
 class SocketChannel:
     """A connected stream socket: TCP, Unix or what usbmuxd hands over."""
 
