@@ -33,12 +33,18 @@ MAX_BODY = "32MiB"
 WORKER_PORT = 50_060
 SERVER_PORT = 8_080
 
+# To plug a phone in, unlock it and open the app.
+DEVICE_WAIT_S = 60.0
+
 # What the embedded model is shown with: small enough that a first question has pages to hold.
 TINY_WINDOW_TOKENS = 128
 TINY_PAGE_TOKENS = 64
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+# 24 digits and letters, with a hyphen or without; 40 of phones before 2018.
+_SERIAL = re.compile(r"[0-9A-Za-z]+(-[0-9A-Za-z]+)*", re.ASCII)
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d{1,3})?)([A-Za-z/]+)")
 # Largest first: the first unit that shows a value as one or more is the one to write it in. Cables are sold by bits.
@@ -75,13 +81,16 @@ class LinkShape:
 class Device:
     """Where a worker is, from `--device`."""
 
-    kind: Literal["none", "loopback", "tcp"]
+    kind: Literal["none", "loopback", "tcp", "usb"]
     host: str = ""
     port: int = 0
     shape: LinkShape | None = None
+    serial: str = ""  # of a phone; empty: the one that is there
 
     def __str__(self) -> str:
         place = f"tcp://{join_address(self.host, self.port)}" if self.kind == "tcp" else self.kind
+        if self.serial:
+            place = f"{place}:{self.serial}"
         return f"{place}?{self.shape}" if self.shape is not None else place
 
 
@@ -108,7 +117,10 @@ def join_address(host: str, port: int) -> str:
 
 
 def parse_device(text: str) -> Device:
-    """`--device`: none, loopback or tcp://HOST:PORT, the last two perhaps with a shape. Raises ConfigError."""
+    """`--device`: none, loopback, usb[:SERIAL] or tcp://HOST:PORT, all but none perhaps with a shape.
+
+    Raises ConfigError.
+    """
     place, mark, query = text.partition("?")
     if place == "none" and not mark:
         return Device("none")
@@ -117,12 +129,16 @@ def parse_device(text: str) -> Device:
         return Device("loopback", shape=shape)
     if place.startswith("tcp://"):
         return Device("tcp", *parse_address(place.removeprefix("tcp://").rstrip("/")), shape)
-    if place == "usb" or place.startswith("usb:"):
-        raise ConfigError(
-            "--device usb is not there yet. Use --device loopback (a second process on this machine) or "
-            f"--device tcp://127.0.0.1:{WORKER_PORT} with `backburner worker` behind it."
-        )
-    raise ConfigError(f"--device {text!r} is not one of none, loopback, tcp://HOST:PORT.")
+    if place == "usb":
+        return Device("usb", shape=shape)
+    if place.startswith("usb:"):
+        serial = place.removeprefix("usb:")
+        if not _SERIAL.fullmatch(serial):
+            raise ConfigError(
+                f"{serial!r} is not a phone's serial; write for example usb:00008150-000A11223344001C."
+            )
+        return Device("usb", shape=shape, serial=serial)
+    raise ConfigError(f"--device {text!r} is not one of none, loopback, usb, usb:SERIAL, tcp://HOST:PORT.")
 
 
 def parse_shape(text: str) -> LinkShape:

@@ -44,7 +44,7 @@ WINDOW = 131_072
 PAYLOAD_MAX = 15_000  # the daemon reads 16,384 bytes at once
 
 # The daemon asks again and again whether something has come, since our file is always ready: it waits here.
-REAP_WAIT_S = 0.0005
+REAP_WAIT_S = 0.0002
 
 
 def descriptors() -> bytes:

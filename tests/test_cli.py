@@ -31,8 +31,13 @@ def refusal(done: "subprocess.CompletedProcess[str]") -> str:
 
 
 BAD_FLAGS = [
-    (["serve", "--device", "floppy"], "'floppy' is not one of none, loopback, tcp://HOST:PORT"),
-    (["serve", "--device", "usb"], "usb is not there yet"),
+    (
+        ["serve", "--device", "floppy"],
+        "'floppy' is not one of none, loopback, usb, usb:SERIAL, tcp://HOST:PORT",
+    ),
+    (["serve", "--device", "usb:my phone"], "'my phone' is not a phone's serial"),
+    (["serve", "--device", "usb", "--device", "usb:A1"], "--device usb is given twice"),
+    (["serve", "--device", "usb", "--device-wait", "-1"], "--device-wait -1 must be from 0"),
     (["serve", "--device", "tcp://"], "is not HOST:PORT"),
     (["serve", "--device", "tcp://127.0.0.1:70000"], "is not HOST:PORT"),
     (["serve", "--device", "tcp://192.0.2.1:50060"], "there is no pairing yet"),

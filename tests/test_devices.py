@@ -15,6 +15,10 @@ from backburner.errors import ConfigError
         ("loopback", Device("loopback")),
         ("tcp://127.0.0.1:50070", Device("tcp", "127.0.0.1", 50070)),
         ("tcp://[::1]:50070", Device("tcp", "::1", 50070)),
+        ("usb", Device("usb")),
+        ("usb:00008150-000A11223344001C", Device("usb", serial="00008150-000A11223344001C")),
+        ("usb?rtt=2ms", Device("usb", shape=LinkShape(None, 0.002))),
+        ("usb:A1?bandwidth=480Mbps", Device("usb", shape=LinkShape(60e6, 0.0), serial="A1")),
         ("loopback?rtt=2ms", Device("loopback", shape=LinkShape(None, 0.002))),
         ("loopback?bandwidth=10Gbps", Device("loopback", shape=LinkShape(1.25e9, 0.0))),
         ("loopback?bandwidth=480Mbps&rtt=2ms", Device("loopback", shape=LinkShape(60e6, 0.002))),
@@ -80,6 +84,14 @@ def test_any_shape_survives_being_written(bandwidth: float | None, rtt_s: float)
 def test_a_bad_shape_says_what_is_accepted(query: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse_device(f"loopback?{query}")
+
+
+@pytest.mark.parametrize(
+    "text", ["usb:", "usb:-A1", "usb:A1-", "usb:A 1", "usb:A1/", "usb:\u0661", "usb:A--1"]
+)
+def test_what_no_phone_is_called_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a phone's serial; write for example usb:"):
+        parse_device(text)
 
 
 def test_no_worker_has_no_link_to_shape() -> None:

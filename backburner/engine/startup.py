@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,8 @@ from backburner.engine.engine import Runner
 from backburner.engine.runner import ModelRunner, Placement
 from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.split_decode import SplitDecodeRunner
-from backburner.engine.worker_link import Connect, WorkerLink
-from backburner.errors import ConfigError
+from backburner.engine.worker_link import Route, WorkerLink
+from backburner.errors import ConfigError, LinkClosed, TransportError
 from backburner.kv.capacity import Capacity, capacity, context_size
 from backburner.kv.held import OVERDUE_PAGES
 from backburner.kv.residency import Residency
@@ -26,8 +28,11 @@ from backburner.model.cpu import available_bytes, missing_c_parts, runs_on_cpu
 from backburner.model.fingerprint import layers_fingerprint
 from backburner.model.load import LoadedModel, Part, load, read_config, text_config
 
-# How to connect, and the address, for a host with this attention engine.
-Connector = Callable[[AttentionEngine], tuple[Connect, str]]
+# How to reach a worker, for a host with this attention engine.
+Connector = Callable[[AttentionEngine], Route]
+
+# How often the start looks for a worker that nothing announces: a phone's app that is opened.
+LOOK_INTERVAL_S = 1.0
 
 
 class Report(Protocol):
@@ -198,13 +203,24 @@ def _worker(
     undo: contextlib.ExitStack,
 ) -> WorkerLink:
     report.stage("worker")
-    connect, address = connector(engine)
-    model = loaded.model
-    worker = WorkerLink(connect, address, engine, geometry, model.attention_layers, model.fingerprint)
+    route, model = connector(engine), loaded.model
+    worker = _awaited(
+        route,
+        lambda: WorkerLink(
+            route.connect,
+            route.address,
+            engine,
+            geometry,
+            model.attention_layers,
+            model.fingerprint,
+            route.watch,
+        ),
+        report,
+    )
     undo.callback(worker.close)
     welcome, speed = worker.welcome, worker.speed
     report.done(
-        f"{welcome.name} at {address}, engine {welcome.engine}, {_gib(welcome.memory_bytes)} for pages; "
+        f"{welcome.name} at {route.address}, engine {welcome.engine}, {_gib(welcome.memory_bytes)} for pages; "
         f"round trip {speed.rtt_us:.0f} us, {speed.bytes_per_s / 1e6:,.0f} MB/s"
     )
     if welcome.layers == 0:
@@ -217,6 +233,31 @@ def _worker(
             "answers agree within rounding, not bit for bit"
         )
     return worker
+
+
+def _awaited(route: Route, reach: Callable[[], WorkerLink], report: Report) -> WorkerLink:
+    """The worker, once it is there. Raises why it is not when the time to wait is over."""
+    deadline = time.monotonic() + route.wait_s
+    arrived, said = threading.Event(), ""
+    with contextlib.ExitStack() as watching:
+        if route.watch is not None and route.wait_s:
+            watching.callback(route.watch(arrived.set))
+        while True:
+            arrived.clear()
+            try:
+                return reach()
+            except TransportError as e:
+                left = deadline - time.monotonic()
+                if not route.wait_s:
+                    raise
+                if left <= 0:
+                    raise LinkClosed(
+                        f"waited {route.wait_s:g} s for {route.address}: {e} (--device-wait waits longer)"
+                    ) from None
+                if str(e) != said:
+                    said = str(e)
+                    report.note(f"waiting for {route.address}, {left:.0f} s more: {e}")
+            arrived.wait(min(left, LOOK_INTERVAL_S))
 
 
 def _spill(

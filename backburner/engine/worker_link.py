@@ -29,6 +29,19 @@ RETRY_GREETING_S = 2.0
 
 Connect = Callable[[], Link]  # raises TransportError or ConfigError
 
+# Calls what it is given, on any thread, whenever the worker may have come; gives what ends that.
+Watch = Callable[[Callable[[], None]], Callable[[], None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How to reach a worker."""
+
+    connect: Connect
+    address: str  # for messages
+    watch: Watch | None = None
+    wait_s: float = 0.0  # how long the start waits for it
+
 
 def greet(
     link: Link,
@@ -64,7 +77,7 @@ def greet(
             )
         if welcome.pairing != "none":
             raise Mismatch(
-                f"the worker {welcome.name} asks for pairing ({welcome.pairing}), which is not there yet."
+                f"the worker {welcome.name} asks for pairing in its own way ({welcome.pairing}), which this host does not know."
             )
     except BackburnerError:
         link.close()
@@ -108,6 +121,7 @@ class WorkerLink:
         geometry: Geometry,
         layers: Sequence[int],
         fingerprint: bytes,
+        watch: Watch | None = None,
     ) -> None:
         """Connects and greets. Raises what the connection raised."""
         self._connect = connect
@@ -119,6 +133,7 @@ class WorkerLink:
         self._changed = threading.Condition()
         self._closing = False
         self._retry_now = False
+        self._arrivals = 0
         self._retrying: threading.Thread | None = None
         self._error: str | None = None  # of the last attempt to reach it
         self.reconnects = 0
@@ -128,6 +143,7 @@ class WorkerLink:
             None  # [first, stop) that it runs in the running or last split read
         )
         self._current = self._open(None)
+        self._unwatch = watch(self._arrived) if watch is not None else lambda: None
 
     def _open(self, greeting_s: float | None) -> PageConnection:
         link = self._connect()
@@ -185,6 +201,15 @@ class WorkerLink:
                     break
             return self._current.alive
 
+    def _arrived(self) -> None:
+        """A worker that is away may have come: it is tried now, whether or not anyone has asked for it."""
+        if self._current.alive:
+            return
+        self._search()
+        with self._changed:
+            self._arrivals += 1
+            self._changed.notify_all()
+
     def _search(self) -> None:
         with self._changed:
             if self._closing or (self._retrying is not None and self._retrying.is_alive()):
@@ -200,6 +225,9 @@ class WorkerLink:
         lost.mover.close()
         pause_s = RETRY_FIRST_S
         while True:
+            arrivals = (
+                self._arrivals
+            )  # of before this attempt, which may have looked too early for a later one
             try:
                 found = self._open(RETRY_GREETING_S)
             except BackburnerError as e:
@@ -224,10 +252,15 @@ class WorkerLink:
                     self.reconnects += 1
                     log.info("the worker at %s is back", self.address)
                     return
-                self._changed.wait_for(lambda: self._retry_now or self._closing, pause_s)
+                end = time.monotonic() + pause_s
+                while not (self._retry_now or self._closing or self._arrivals != arrivals):
+                    if not self._changed.wait(end - time.monotonic()):
+                        break
                 if self._closing:
                     return
-            pause_s = min(2 * pause_s, RETRY_INTERVAL_S)
+                arrived = self._arrivals != arrivals
+            # What was plugged in may take some seconds until it answers.
+            pause_s = RETRY_FIRST_S if arrived else min(2 * pause_s, RETRY_INTERVAL_S)
 
     def status(self) -> WorkerStatus:
         """What /health shows: the latest counters, without asking. Safe from any thread."""
@@ -253,6 +286,7 @@ class WorkerLink:
         )
 
     def close(self) -> None:
+        self._unwatch()
         with self._changed:
             self._closing = True
             self._changed.notify_all()
