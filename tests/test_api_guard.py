@@ -50,7 +50,9 @@ def test_a_server_bound_elsewhere_answers_to_any_name_because_it_asks_for_a_key(
         assert client.get("/health", headers={"host": "studio.local:8080"}).status_code == 200
         assert client.get("/v1/models", headers={"host": "studio.local:8080"}).status_code == 401
     with asgi(says("ok"), bound_host="192.168.1.5") as client:
-        assert error_of(client.get("/health", headers={"host": "studio.local"}), 403)["code"] == "forbidden_host"
+        assert (
+            error_of(client.get("/health", headers={"host": "studio.local"}), 403)["code"] == "forbidden_host"
+        )
         assert client.get("/health", headers={"host": "192.168.1.5"}).status_code == 200
 
 
