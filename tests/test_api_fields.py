@@ -109,6 +109,10 @@ def test_logprobs_join_to_the_content_that_a_stop_string_cuts(text: str) -> None
         ("  \n yes", False),
         ("\n\n", False),
         ("a <think> b </think> c", False),
+        ("the answer is 4", True),
+        ("\n\n  the answer is 4\n", True),
+        ("<think>\nthe answer is 4", False),
+        ("\n", True),
     ],
 )
 def test_logprobs_are_of_the_content_and_not_of_the_thoughts(text: str, thinks: bool) -> None:
@@ -158,6 +162,17 @@ def test_response_formats_become_grammars_that_start_after_the_thoughts() -> Non
         assert grammar_of(client, response_format=wanted) == Grammar(as_text, None)
         assert grammar_of(client, response_format=wanted, **THINKS) == Grammar(as_text, "</think>")
         assert grammar_of(client, response_format=wanted, reasoning_effort="high").after == "</think>"
+
+
+def test_a_schema_beside_json_object_holds_as_llama_cpp_takes_it() -> None:
+    wanted = {"type": "json_object", "schema": SCHEMA}
+    with asgi(says("{}")) as client:
+        assert grammar_of(client, response_format=wanted) == Grammar(
+            json.dumps(SCHEMA, ensure_ascii=False), None
+        )
+        assert grammar_of(client, response_format=wanted | {"schema": None}) == Grammar(None, None)
+        error = error_of(client.chat(response_format=wanted | {"schema": {"type": "nonsense"}}), 400)
+    assert error["param"] == "response_format.schema"
 
 
 def test_json_and_calls_at_once_are_refused_but_json_in_a_conversation_with_tools_is_not() -> None:
@@ -484,10 +499,63 @@ def test_whole_and_streamed_say_the_same_wherever_tokens_cut_the_text(
         message = choice["message"]
         for call in message.get("tool_calls", ()):
             assert isinstance(json.loads(call["function"]["arguments"]), dict)
-        if logprobs and not tools and (not thinks or "</think>" in text):
+        if logprobs and not message.get("tool_calls"):
             assert joined(choice) == message["content"]
     first, second = ({k: v for k, v in choice.items() if k != "logprobs"} for choice in choices)
     assert first == second
+
+
+# what clients make up
+
+SCHEMA_WORDS = (
+    "type properties city days $ref $defs x items anyOf oneOf allOf enum const required "
+    "pattern format minimum maximum minLength maxItems multipleOf additionalProperties prefixItems not if then dependentSchemas patternProperties"
+).split()
+
+junk = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 10**12)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(
+        ["string", "integer", "object", "array", "#", "#/properties/city", "#/$defs/x", "(", "^a+$", ""]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(SCHEMA_WORDS),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(junk)
+def test_any_schema_is_a_grammar_or_a_400(stage: tuple[AsgiClient, Stage], schema: Any) -> None:
+    client, played = stage
+    played.script = says("{}")
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    response = client.chat(response_format=wanted)
+    if response.status_code != 200:
+        assert error_of(response, 400)["param"] == "response_format.json_schema.schema"
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(junk)
+def test_any_parameters_of_a_tool_leave_calls_that_are_json(
+    stage: tuple[AsgiClient, Stage], parameters: Any
+) -> None:
+    client, played = stage
+    played.script = says(call_text(city="Oslo", days="3", code='{"a": [1e999, null]}', x=""))
+    tool = {"type": "function", "function": {"name": "forecast", "parameters": parameters}}
+    response = client.chat(tools=[tool])
+    assert response.status_code == 200, response.text
+    (arguments,) = arguments_of(response.json()["choices"][0])
+    assert arguments.keys() == {"city", "days", "code", "x"}
+    assert "Infinity" not in response.text
 
 
 # the real model

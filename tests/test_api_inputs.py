@@ -12,7 +12,6 @@ from backburner.api.schemas import UNSUPPORTED, ChatBody, CompletionBody
 from tests.api_support import HI, AsgiClient, asgi, error_of
 from tests.scripted_engine import says
 
-
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 

@@ -1,5 +1,6 @@
 """The official client, unchanged: answers, strictly assembled streams, and its error classes."""
 
+import json
 from collections.abc import Iterator
 
 import openai
@@ -9,6 +10,7 @@ from backburner.engine.request import GenerationRequest
 from backburner.errors import BackburnerError, LinkClosed
 from tests.api_support import HI, MODEL, listening
 from tests.scripted_engine import Script, ScriptedEngine, says
+from tests.test_api_cases import TOOLS, call_text
 
 TEXT = "hello 🙂 world"
 
@@ -65,6 +67,37 @@ def test_the_strict_stream_helper_assembles_the_same_answer(client: openai.OpenA
     assert answer.choices[0].message.content == TEXT
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage.prompt_tokens > 0
+
+
+def test_the_strict_stream_helper_assembles_calls_thoughts_and_scores() -> None:
+    text = (
+        "hm\n</think>\n\nLet me see.\n" + call_text(city="Oslo") + "\n" + call_text(city="Bergen", days="2")
+    )
+    with listening(says(text, token_delay_s=0.001)) as (url, _):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=20)
+        with client.chat.completions.stream(
+            model=MODEL, messages=HI, tools=TOOLS, reasoning_effort="high", logprobs=True
+        ) as stream:
+            kinds = [event.type for event in stream]
+            choice = stream.get_final_completion().choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    assert choice.message.reasoning_content == "hm"
+    arguments = [json.loads(call.function.arguments) for call in choice.message.tool_calls]
+    assert arguments == [{"city": "Oslo"}, {"city": "Bergen", "days": 2}]
+    assert kinds.count("tool_calls.function.arguments.done") == 2
+    assert "".join(entry.token for entry in choice.logprobs.content).startswith("Let me see.")
+
+
+def test_the_strict_stream_helper_keeps_choices_apart(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model=MODEL, messages=HI, n=2) as stream:
+        for _ in stream:
+            pass
+        answer = stream.get_final_completion()
+    assert [(c.index, c.message.content, c.finish_reason) for c in answer.choices] == [
+        (0, TEXT, "stop"),
+        (1, TEXT, "stop"),
+    ]
 
 
 def test_completions_whole_and_streamed(client: openai.OpenAI) -> None:

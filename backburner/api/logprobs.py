@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from backburner.api.parsing.markers import THINK_CLOSE, THINK_OPEN, WHITESPACE
-from backburner.engine.request import TokenLogprob, TopLogprob
+from backburner.engine.request import FinishReason, TokenLogprob, TopLogprob
 
 # JSON has no infinity; what OpenAI sends for a token that cannot come.
 IMPOSSIBLE = -9999.0
@@ -36,44 +36,55 @@ class ContentTokens:
 
     def __init__(self, thinks: bool) -> None:
         self._read = self._thought if thinks else self._start
-        self._held: list[TokenLogprob] = []
+        self._held: list[TokenLogprob] = []  # blanks, or the thought
         self._tail = b""  # of the thought
 
     def take(self, tokens: Iterable[TokenLogprob]) -> list[TokenLogprob]:
         return [found for token in tokens for found in self._read(token)]
 
-    def finish(self) -> list[TokenLogprob]:
-        """Blanks that are all there is."""
-        return self._held if self._read == self._start else []
+    def finish(self, reason: FinishReason) -> list[TokenLogprob]:
+        """Those of what is content only because nothing follows: blanks, or a thought that was never closed."""
+        if self._read == self._start:
+            return self._held
+        return self._without_blank_lines() if self._read == self._thought and reason != "length" else []
 
     def _start(self, token: TokenLogprob) -> list[TokenLogprob]:
         self._held.append(token)
-        said = _joined(self._held).lstrip(_BLANKS)
+        text = _joined(self._held)
+        said = text.lstrip(_BLANKS)
         if not said:
             return []
         held, self._held = self._held, []
         if not said.startswith(_THOUGHT_START):
             self._read = self._content
             return held
+        self._held = list(_without(held, len(text) - len(said) + len(_THOUGHT_START)))
         self._read = self._thought
         return []
 
     def _thought(self, token: TokenLogprob) -> list[TokenLogprob]:
+        self._held.append(token)
         before, mark, after = (self._tail + token.bytes).partition(_THOUGHT_END)
         self._tail = before[-len(_THOUGHT_END) :]
         if not mark:
             return []
+        self._held = []
         self._read = self._gap
         return self._gap(_cut(token, after)) if after else []
 
     def _gap(self, token: TokenLogprob) -> list[TokenLogprob]:
         self._held.append(token)
+        found = self._without_blank_lines()
+        if found:
+            self._held = []
+            self._read = self._content
+        return found
+
+    def _without_blank_lines(self) -> list[TokenLogprob]:
+        """The held tokens from the first line on that says something."""
         text = _joined(self._held)
         said = len(text) - len(text.lstrip(_BLANKS))
-        if said == len(text):
-            return []
-        self._read = self._content
-        return list(_without(self._held, text.rfind(b"\n", 0, said) + 1))
+        return [] if said == len(text) else list(_without(self._held, text.rfind(b"\n", 0, said) + 1))
 
     def _content(self, token: TokenLogprob) -> list[TokenLogprob]:
         return [token]

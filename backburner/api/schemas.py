@@ -119,9 +119,17 @@ class JsonSchema(Body):
     text: Annotated[str, BeforeValidator(schema_text)] = Field(validation_alias="schema")
 
 
+def _schema_if_given(schema: object) -> str | None:
+    return None if schema is None else schema_text(schema)
+
+
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    # llama.cpp's way to give a schema, beside type json_object.
+    object_schema: Annotated[str | None, BeforeValidator(_schema_if_given)] = Field(
+        None, validation_alias="schema"
+    )
 
     @model_validator(mode="after")
     def _has_schema(self) -> Self:

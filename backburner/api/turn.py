@@ -152,6 +152,6 @@ def _grammar(body: ChatBody, thinking: Thinking) -> Grammar | None:
         return None
     after = "</think>" if thinking == "open" else None
     if wanted.type == "json_object":
-        return Grammar(None, after)
+        return Grammar(wanted.object_schema, after)
     assert wanted.json_schema is not None
     return Grammar(wanted.json_schema.text, after)
