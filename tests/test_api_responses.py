@@ -294,6 +294,13 @@ def test_logprobs_are_of_the_message_and_join_to_its_text() -> None:
     assert included["output"][0]["content"][0]["logprobs"][0]["top_logprobs"] == []
 
 
+def test_a_thought_that_is_the_answer_has_its_logprobs() -> None:
+    with asgi(says("never closed")) as client:
+        answer = respond(client, top_logprobs=1, **THINKS).json()
+    part = answer["output"][1]["content"][0]
+    assert b"".join(bytes(entry["bytes"]) for entry in part["logprobs"]).decode() == part["text"]
+
+
 def rendered(client: AsgiClient, given: Any, **fields: Any) -> list[dict[str, Any]]:
     """The messages that the template got."""
     seen: list[dict[str, Any]] = []
