@@ -507,10 +507,36 @@ def test_whole_and_streamed_say_the_same_wherever_tokens_cut_the_text(
 
 # what clients make up
 
-SCHEMA_WORDS = (
-    "type properties city days $ref $defs x items anyOf oneOf allOf enum const required "
-    "pattern format minimum maximum minLength maxItems multipleOf additionalProperties prefixItems not if then dependentSchemas patternProperties"
-).split()
+SCHEMA_WORDS = [
+    "type",
+    "properties",
+    "city",
+    "days",
+    "$ref",
+    "$defs",
+    "x",
+    "items",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "enum",
+    "const",
+    "required",
+    "pattern",
+    "format",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxItems",
+    "multipleOf",
+    "additionalProperties",
+    "prefixItems",
+    "not",
+    "if",
+    "then",
+    "dependentSchemas",
+    "patternProperties",
+]
 
 junk = st.recursive(
     st.none()
