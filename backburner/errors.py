@@ -43,6 +43,12 @@ class HostFull(BackburnerError):
     code = "host_full"
 
 
+class BakeRefused(BackburnerError):
+    """A page cannot become a Core ML model, or its self-test found it too inexact; the ordinary engine keeps it."""
+
+    code = "bake_refused"
+
+
 class EngineDead(BackburnerError):
     """The engine thread has failed or is shutting down; nothing can be generated."""
 

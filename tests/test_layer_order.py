@@ -21,6 +21,9 @@ ALLOWED: dict[str, set[str]] = {
     "model": BASE | {"kv", "attention", "transport", "native"},
     # Pure arithmetic over measured figures: whoever asks it passes them in.
     "planner": {"errors", "config"},
+    # A compiler of pages: arrays in, files out. Runs without the runtime, as its Swift mirror does.
+    "coreml": {"errors", "config"},
+    "cli_bake": BASE | {"coreml", "model"},
     "engine": BASE | {"model", "kv", "attention", "transport", "native", "planner"},
     "worker": BASE | {"model", "kv", "attention", "transport", "native"},
     "api": BASE | {"engine", "model"},
@@ -28,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     # Looks at what there is; knows workers by their greeting only.
     "devices": BASE | {"transport", "planner"},
     "cli": BASE
+    | {"cli_bake"}
     | {"api", "engine", "model", "kv", "attention", "transport", "native", "worker", "terminal", "devices"},
     "__main__": {"cli"},
     "__init__": set(),

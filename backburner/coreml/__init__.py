@@ -1,0 +1,1 @@
+"""Baked pages: old K and V as the constant weights of a Core ML model. Imports no runtime module."""

@@ -1,0 +1,278 @@
+"""Builds the Core ML program of one page of one layer, K and V as constants, with coremltools' MIL builder.
+
+Three variants give the same outputs: `o`, `mc` (the shifted maximum of the scores) and `l` (the sum of the weights).
+
+block    for each kv head: scores of each block of keys by a 1x1 convolution whose bias is the mask; their maximum over
+         all blocks; exp; values and row sums by 1x1 convolutions. Ten kinds of operations, nothing reshaped.
+softmax  the native softmax over one block: fewer operations, but small weights are lost where denormals are flushed.
+matmul   one matrix product for all heads: the fewest operations, on the slower unit.
+
+coremltools' passes fold, rename and merge constants (a `mul` after a convolution goes into its weights, equal arrays
+become one), which would make a template unpatchable. So no constant is scaled in the program, a template is filled with
+random values, and `build` checks every constant after saving.
+"""
+
+import hashlib
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backburner.coreml.blob import aligned
+from backburner.coreml.manifest import (
+    ITEM_BYTES,
+    MASK_VALUE,
+    SUM_LOG2,
+    TEMPLATE_VERSION,
+    Constant,
+    Manifest,
+    PageShape,
+    Port,
+)
+from backburner.coreml.spec import BlobRef, coremltools, read_program, read_spec
+from backburner.errors import ConfigError
+
+MINIMUM_OS = "iOS18"
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A saved program: its spec, what is in it, and the weight.bin that coremltools wrote."""
+
+    spec: bytes
+    manifest: Manifest
+    weights: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A constant as the program is to have it, before it has a place in the file."""
+
+    role: str
+    first_head: int
+    heads: int
+    first_row: int
+    rows: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def wanted_constants(shape: PageShape) -> dict[str, _Wanted]:
+    """Every constant that is to lie in weight.bin, by name."""
+    rows, channels, dim = shape.block_tokens, shape.key_channels, shape.head_dim
+    wanted = {}
+    if shape.variant == "matmul":
+        heads = shape.kv_heads
+        wanted["k"] = _Wanted("k", 0, heads, 0, rows, "float16", (1, heads, rows, channels))
+        wanted["v"] = _Wanted("v", 0, heads, 0, rows, "float16", (1, heads, dim, rows))
+        wanted["mask"] = _Wanted("mask", 0, 0, 0, rows, "float16", (1, 1, 1, rows))
+        wanted["ones"] = _Wanted("ones", 0, 0, 0, rows, "float16", (1, 1, 1, rows))
+        return wanted
+    for block in range(shape.blocks):
+        first = block * rows
+        for head in range(shape.kv_heads):
+            at = f"{head}_{block}"
+            key_shape, value_shape = (rows, channels, 1, 1), (dim, rows, 1, 1)
+            if shape.weights == "int8":
+                wanted[f"k_{at}/data"] = _Wanted("k", head, 1, first, rows, "int8", key_shape)
+                wanted[f"k_{at}/scale"] = _Wanted("k_scale", head, 1, first, rows, "float16", (rows, 1, 1, 1))
+                wanted[f"v_{at}/data"] = _Wanted("v", head, 1, first, rows, "int8", value_shape)
+                wanted[f"v_{at}/scale"] = _Wanted("v_scale", head, 1, first, rows, "float16", (dim, 1, 1, 1))
+            else:
+                wanted[f"k_{at}"] = _Wanted("k", head, 1, first, rows, "float16", key_shape)
+                wanted[f"v_{at}"] = _Wanted("v", head, 1, first, rows, "float16", value_shape)
+        wanted[f"mask_{block}"] = _Wanted("mask", 0, 0, first, rows, "float16", (rows,))
+    if shape.variant == "block":
+        wanted["ones"] = _Wanted("ones", 0, 0, 0, rows, "float16", (1, rows, 1, 1))
+    return wanted
+
+
+def random_arrays(shape: PageShape) -> Arrays:
+    """A different fill for every constant, so that no pass takes two of them for one."""
+    rng = np.random.default_rng(0)
+    arrays: Arrays = {}
+    for name, one in wanted_constants(shape).items():
+        if one.role == "ones":
+            arrays[name] = np.full(one.shape, 2.0**SUM_LOG2, np.float16)
+        elif one.dtype == "int8":
+            arrays[name] = rng.integers(-127, 128, one.shape, np.int8)
+        else:
+            arrays[name] = rng.random(one.shape, np.float32).astype(np.float16)
+    return arrays
+
+
+def build(shape: PageShape, arrays: Arrays | None = None) -> Built:
+    """The program as coremltools saves it. `arrays`: the values of the constants, all different; else random ones.
+
+    Raises ConfigError if coremltools is missing, or saved anything but what was asked for.
+    """
+    ct = coremltools()
+    from coremltools.converters.mil import Builder as mb  # noqa: N813, as coremltools calls it
+    from coremltools.converters.mil.mil import types
+
+    arrays = random_arrays(shape) if arrays is None else arrays
+    if shape.variant == "matmul":
+        query = (1, shape.kv_heads, shape.columns, shape.key_channels)
+    else:
+        query = (1, shape.kv_heads * shape.key_channels, 1, shape.columns)
+    body = {"block": _block, "softmax": _softmax, "matmul": _matmul}[shape.variant]
+
+    def program(q: Any) -> Any:
+        return body(mb, shape, arrays, q)
+
+    specs = [mb.TensorSpec(query, types.fp16)]
+    traced = mb.program(input_specs=specs, opset_version=ct.target.iOS18)(program)
+    model = ct.convert(
+        traced, convert_to="mlprogram", minimum_deployment_target=ct.target.iOS18, skip_model_load=True
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "page.mlpackage"
+        model.save(str(package))
+        data = package / "Data" / "com.apple.CoreML"
+        spec = read_spec((data / "model.mlmodel").read_bytes())
+        weights = (data / "weights" / "weight.bin").read_bytes()
+    # The version and date of the conversion: the same template is to have the same bytes.
+    spec.description.metadata.userDefined.clear()
+    saved = bytes(spec.SerializeToString(deterministic=True))
+    return Built(saved, _manifest(shape, spec, saved, len(weights)), weights)
+
+
+def _manifest(shape: PageShape, spec: Any, saved: bytes, file_bytes: int) -> Manifest:
+    program = read_program(spec)
+    blobs = dict(program.blobs())
+    wanted = wanted_constants(shape)
+    if blobs.keys() != wanted.keys():
+        raise ConfigError(
+            f"coremltools renamed, merged or folded constants: {sorted(blobs.keys() ^ wanted.keys())}. "
+            "Use the coremltools version that pyproject.toml names."
+        )
+    if set(program.outputs) != {"o", "mc", "l"} or list(program.inputs) != ["q"]:
+        raise ConfigError(f"coremltools renamed ports: {list(program.inputs)} -> {list(program.outputs)}.")
+    constants = []
+    end = 64
+    for name, blob in sorted(blobs.items(), key=lambda item: item[1].metadata_offset):
+        one = wanted[name]
+        if (blob.dtype, blob.shape) != (one.dtype, one.shape):
+            raise ConfigError(
+                f"coremltools made {name} {blob.dtype} {blob.shape}, not {one.dtype} {one.shape}."
+            )
+        constants.append(_placed(name, one, blob))
+        if blob.metadata_offset != end:
+            raise ConfigError(f"{name} is at {blob.metadata_offset} of weight.bin, not at {end}.")
+        end = aligned(constants[-1].data_offset + constants[-1].bytes)
+    if end != file_bytes:
+        raise ConfigError(f"weight.bin has {file_bytes} bytes, its constants end at {end}.")
+    return Manifest(
+        template_version=TEMPLATE_VERSION,
+        shape=shape,
+        minimum_os=MINIMUM_OS,
+        spec_sha256=hashlib.sha256(saved).hexdigest(),
+        file_bytes=file_bytes,
+        inputs=tuple(Port(*item) for item in program.inputs.items()),
+        outputs=tuple(Port(*item) for item in program.outputs.items()),
+        constants=tuple(constants),
+        mask_value=MASK_VALUE,
+        sum_log2=SUM_LOG2,
+        # Both sides of o / l carry 2^SUM_LOG2; the native softmax divides by the unscaled sum itself.
+        o_log2=0 if shape.variant == "softmax" else SUM_LOG2,
+    )
+
+
+def _placed(name: str, one: _Wanted, blob: BlobRef) -> Constant:
+    return Constant(
+        name=name,
+        role=one.role,
+        first_head=one.first_head,
+        heads=one.heads,
+        first_row=one.first_row,
+        rows=one.rows,
+        dtype=one.dtype,
+        shape=one.shape,
+        metadata_offset=blob.metadata_offset,
+        data_offset=blob.metadata_offset + 64,
+        bytes=math.prod(one.shape) * ITEM_BYTES[one.dtype],
+    )
+
+
+def _fold(combine: Callable[..., Any], values: list[Any], name: str | None = None) -> Any:
+    """((v0 . v1) . v2) ..., the last one called `name`."""
+    folded = values[0]
+    for i, value in enumerate(values[1:], 2):
+        named = {"name": name} if name and i == len(values) else {}
+        folded = combine(x=folded, y=value, **named)
+    return folded
+
+
+def _split_heads(mb: Any, shape: PageShape, q: Any) -> list[Any]:
+    return [q] if shape.kv_heads == 1 else list(mb.split(x=q, num_splits=shape.kv_heads, axis=1))
+
+
+def _join_heads(mb: Any, name: str, heads: list[Any]) -> Any:
+    return (
+        mb.identity(x=heads[0], name=name) if len(heads) == 1 else mb.concat(values=heads, axis=1, name=name)
+    )
+
+
+def _weight(mb: Any, shape: PageShape, arrays: Arrays, name: str) -> Any:
+    if shape.weights == "int8":
+        data, scale = arrays[f"{name}/data"], arrays[f"{name}/scale"]
+        return mb.constexpr_blockwise_shift_scale(data=data, scale=scale, name=name)
+    return mb.const(val=arrays[name], name=name)
+
+
+def _block(mb: Any, shape: PageShape, arrays: Arrays, q: Any) -> Any:
+    # One node for what all heads share, so that it has one name.
+    masks = [mb.const(val=arrays[f"mask_{b}"], name=f"mask_{b}") for b in range(shape.blocks)]
+    ones = mb.const(val=arrays["ones"], name="ones")
+    shift = np.float16(shape.p_log2 * math.log(2))
+    outs, tops, sums = [], [], []
+    for h, q_h in enumerate(_split_heads(mb, shape, q)):
+        scores = []
+        for b, mask in enumerate(masks):
+            k = _weight(mb, shape, arrays, f"k_{h}_{b}")
+            scores.append(mb.conv(x=q_h, weight=k, bias=mask, name=f"s_{h}_{b}"))  # [1, rows, 1, columns]
+        top = _fold(mb.maximum, [mb.reduce_max(x=s, axes=[1], keep_dims=True) for s in scores])
+        mc = mb.sub(x=top, y=shift, name=f"mc_{h}")
+        o_parts, l_parts = [], []
+        for b, s in enumerate(scores):
+            p = mb.exp(x=mb.sub(x=s, y=mc), name=f"p_{h}_{b}")
+            v = _weight(mb, shape, arrays, f"v_{h}_{b}")
+            o_parts.append(mb.conv(x=p, weight=v, name=f"o_{h}_{b}"))  # [1, head_dim, 1, columns]
+            l_parts.append(mb.conv(x=p, weight=ones, name=f"l_{h}_{b}"))
+        total = _fold(mb.add, l_parts)
+        outs.append(mb.real_div(x=_fold(mb.add, o_parts), y=total, name=f"o_{h}"))
+        tops.append(mc)
+        sums.append(total)
+    return _join_heads(mb, "o", outs), _join_heads(mb, "mc", tops), _join_heads(mb, "l", sums)
+
+
+def _softmax(mb: Any, shape: PageShape, arrays: Arrays, q: Any) -> Any:
+    mask = mb.const(val=arrays["mask_0"], name="mask_0")
+    outs, tops, sums = [], [], []
+    for h, q_h in enumerate(_split_heads(mb, shape, q)):
+        s = mb.conv(x=q_h, weight=_weight(mb, shape, arrays, f"k_{h}_0"), bias=mask, name=f"s_{h}")
+        p = mb.softmax(x=s, axis=1, name=f"p_{h}")
+        outs.append(mb.conv(x=p, weight=_weight(mb, shape, arrays, f"v_{h}_0"), name=f"o_{h}"))
+        tops.append(mb.reduce_max(x=s, axes=[1], keep_dims=True, name=f"mc_{h}"))
+        # The largest weight is 1 / sum of exp(s - max).
+        largest = mb.reduce_max(x=p, axes=[1], keep_dims=True)
+        sums.append(mb.real_div(x=np.float16(2.0**SUM_LOG2), y=largest, name=f"l_{h}"))
+    return _join_heads(mb, "o", outs), _join_heads(mb, "mc", tops), _join_heads(mb, "l", sums)
+
+
+def _matmul(mb: Any, shape: PageShape, arrays: Arrays, q: Any) -> Any:
+    k, v, mask, ones = (mb.const(val=arrays[name], name=name) for name in ("k", "v", "mask", "ones"))
+    shift = np.float16(shape.p_log2 * math.log(2))
+    s = mb.add(x=mb.matmul(x=q, y=k, transpose_y=True), y=mask, name="s")  # [1, kv_heads, columns, rows]
+    mc = mb.sub(x=mb.reduce_max(x=s, axes=[3], keep_dims=True), y=shift, name="mc")
+    p = mb.exp(x=mb.sub(x=s, y=mc), name="p")
+    total = mb.matmul(x=p, y=ones, transpose_y=True, name="l")
+    o = mb.real_div(x=mb.matmul(x=p, y=v, transpose_y=True), y=total, name="o")
+    return o, mc, total
