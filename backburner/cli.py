@@ -86,10 +86,17 @@ def serve(
     device: Annotated[
         list[str] | None,
         typer.Option(
-            help="A worker: none, loopback, or tcp://HOST:PORT; may be repeated. Default: none. "
+            help="A worker: none, loopback, usb (the phone on a cable), usb:SERIAL or tcp://HOST:PORT; may be "
+            "repeated. Default: none. "
             "?bandwidth=480Mbps&rtt=2ms after it makes the link that slow, for trying out."
         ),
     ] = None,
+    device_wait: Annotated[
+        float,
+        typer.Option(
+            help="How many seconds the start waits for a phone (--device usb) that is not there yet; 0: not at all."
+        ),
+    ] = c.DEVICE_WAIT_S,
     host: Annotated[
         str,
         typer.Option(
@@ -225,7 +232,9 @@ def serve(
     _check_engine(engine)
     # A loopback worker runs layers, too, where that costs little or was asked for: it has the weights a second time.
     worker_model = (model or "tiny") if model is None or seam or split_decode else None
-    workers = _workers(devices, worker_memory, log_level, worker_model)
+    if not 0 <= device_wait <= 86_400:
+        raise ConfigError(f"--device-wait {device_wait:g} must be from 0 to 86,400 seconds.")
+    workers = _workers(devices, worker_memory, log_level, worker_model, device_wait)
     loopbacks = [one.loopback for one in workers if one.loopback is not None]
     from backburner.api.server import bind, require_keys_beyond_loopback, url_of
 
@@ -365,7 +374,9 @@ class _Worker:
     loopback: "LoopbackWorker | None"
 
 
-def _workers(devices: Sequence[c.Device], memory: str, log_level: str, model: str | None) -> list[_Worker]:
+def _workers(
+    devices: Sequence[c.Device], memory: str, log_level: str, model: str | None, wait_s: float
+) -> list[_Worker]:
     """One for each --device, in their order; none for `none`. model: for those on this machine to run layers of."""
     if any(device.kind == "none" for device in devices):
         if len(devices) > 1:
@@ -376,6 +387,12 @@ def _workers(devices: Sequence[c.Device], memory: str, log_level: str, model: st
     for device in devices:
         if device.kind == "loopback":
             workers.append(_loopback_worker(device, memory, log_level, model))
+            continue
+        if device.kind == "usb":
+            same = ("", device.serial.replace("-", "").upper())
+            if sum(o.kind == "usb" and o.serial.replace("-", "").upper() in same for o in devices) > 1:
+                raise ConfigError("--device usb is given twice; name each phone: usb:SERIAL, and only once.")
+            workers.append(_usb_worker(device, wait_s))
             continue
         from backburner.transport.tcp import require_loopback
 
@@ -393,16 +410,38 @@ def _loopback_worker(device: c.Device, memory: str, log_level: str, model: str |
     from backburner.worker.loopback import LoopbackWorker
 
     loopback = LoopbackWorker(c.parse_bytes(memory), log_level, wrap=_shaper(device.shape), model=model)
-    return _Worker(device, lambda engine: (loopback.connector(engine.name), str(device)), loopback)
+    from backburner.engine.worker_link import Route
+
+    return _Worker(device, lambda engine: Route(loopback.connector(engine.name), str(device)), loopback)
+
+
+def _usb_worker(device: c.Device, wait_s: float) -> _Worker:
+    from backburner.engine.worker_link import Route
+    from backburner.errors import TransportError
+    from backburner.transport.link import Link
+    from backburner.transport.usbmux import Phone
+
+    phone, shaped = Phone(device.serial or None, c.WORKER_PORT), _shaper(device.shape)
+    # Two phones, say, are found before the model is loaded; one that is away may come while that goes on.
+    try:
+        phone.find()
+    except TransportError:
+        if not wait_s:
+            raise
+    route = Route(lambda: Link(shaped(phone.connect())), str(device), phone.watch, wait_s)
+    return _Worker(device, lambda engine: route, None)
 
 
 def _tcp_worker(device: c.Device) -> _Worker:
+    from backburner.engine.worker_link import Route
     from backburner.transport.link import Link
     from backburner.transport.tcp import connect
 
     shaped = _shaper(device.shape)
     return _Worker(
-        device, lambda engine: (lambda: Link(shaped(connect(device.host, device.port))), str(device)), None
+        device,
+        lambda engine: Route(lambda: Link(shaped(connect(device.host, device.port))), str(device)),
+        None,
     )
 
 
