@@ -58,6 +58,13 @@ def end_at_once_on_signals() -> None:
 EXAMPLE = """curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
   -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is Backburner?"}}]}}'"""
 
+# What the embedded model can answer, and shows: about us, an exact copy, and a fact from a text.
+TINY_QUESTIONS = (
+    "What is a held page?",
+    "Return JSON with name Maria, city Oslo and age 31.",
+    "The code of the blue gate is 4821. The river was calm. What is the code of the blue gate?",
+)
+
 
 class StartReport:
     """Implements `engine.startup.Report`: one line for each stage, with its time."""
@@ -105,9 +112,11 @@ class StartReport:
         console.print(EXAMPLE.format(url=url, model=model), soft_wrap=True, markup=False)
         if embedded:
             console.print(
-                "   `tiny` is a demonstration model of 4 million parameters; --model serves a real one.",
+                "   `tiny` is a demonstration model of 5.6 million parameters; --model serves a real one. Ask it:",
                 soft_wrap=True,
             )
+            for question in TINY_QUESTIONS:
+                console.print(f"   - {question}", soft_wrap=True, markup=False)
 
     def _stop(self) -> None:
         if self._status is not None:

@@ -36,7 +36,10 @@ class Player:
 
     def answer(self, text: str, base: list[int] | None = None, limit: int = 120) -> str:
         """The greedy answer to a rendered prompt, or to what follows `base`, up to the end token."""
-        return self.tokenizer.decode(self._run([*(base or ()), *self.encode(text)], limit))
+        return self.tokenizer.decode(self.answer_tokens(text, base, limit))
+
+    def answer_tokens(self, text: str, base: list[int] | None = None, limit: int = 120) -> list[int]:
+        return self._run([*(base or ()), *self.encode(text)], limit)
 
     def _run(self, prompt: list[int], limit: int) -> list[int]:
         runner, out = self.runner, []
