@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backburner.engine.startup import Connector
-    from backburner.transport.channel import Channel
+    from backburner.transport.channel import Channel, Door
+    from backburner.transport.identity import TrustedPeer
+    from backburner.transport.tcp import Listener
     from backburner.worker.loopback import LoopbackWorker
 
 app = typer.Typer(
@@ -86,8 +88,8 @@ def serve(
     device: Annotated[
         list[str] | None,
         typer.Option(
-            help="A worker: none, loopback, usb (the phone on a cable), usb:SERIAL or tcp://HOST:PORT; may be "
-            "repeated. Default: none. "
+            help="A worker: none, loopback, usb (the phone on a cable), usb:SERIAL, bulk (a Linux gadget) or "
+            "tcp://HOST:PORT; may be repeated. Default: none. "
             "?bandwidth=480Mbps&rtt=2ms after it makes the link that slow, for trying out."
         ),
     ] = None,
@@ -394,15 +396,23 @@ def _workers(
                 raise ConfigError("--device usb is given twice; name each phone: usb:SERIAL, and only once.")
             workers.append(_usb_worker(device, wait_s))
             continue
-        from backburner.transport.tcp import require_loopback
+        if device.kind == "bulk":
+            if sum(o.kind == "bulk" and o.serial in ("", device.serial) for o in devices) > 1:
+                raise ConfigError(
+                    "--device bulk is given twice; name each gadget: bulk:SERIAL, and only once."
+                )
+            workers.append(_bulk_worker(device))
+            continue
+        from backburner.transport.tcp import resolve
 
-        address = (require_loopback(device.host), device.port)
+        numeric, loopback = resolve(device.host)
+        address = (numeric, device.port)
         if address in addresses:
             raise ConfigError(
                 f"--device tcp://{c.join_address(device.host, device.port)} is given twice; a worker serves one link."
             )
         addresses.add(address)
-        workers.append(_tcp_worker(device))
+        workers.append(_tcp_worker(device, loopback))
     return workers
 
 
@@ -432,17 +442,46 @@ def _usb_worker(device: c.Device, wait_s: float) -> _Worker:
     return _Worker(device, lambda engine: route, None)
 
 
-def _tcp_worker(device: c.Device) -> _Worker:
+def _bulk_worker(device: c.Device) -> _Worker:
+    from backburner.engine.worker_link import Route
+    from backburner.transport.bulk import connect
+    from backburner.transport.link import Link
+
+    shaped = _shaper(device.shape)
+    return _Worker(
+        device, lambda engine: Route(lambda: Link(shaped(connect(device.serial or None))), str(device)), None
+    )
+
+
+def _tcp_worker(device: c.Device, loopback: bool) -> _Worker:
     from backburner.engine.worker_link import Route
     from backburner.transport.link import Link
     from backburner.transport.tcp import connect
 
     shaped = _shaper(device.shape)
-    return _Worker(
-        device,
-        lambda engine: Route(lambda: Link(shaped(connect(device.host, device.port))), str(device)),
-        None,
-    )
+    reach: Callable[[], Channel]
+    if loopback:
+
+        def reach() -> "Channel":
+            return connect(device.host, device.port)
+    else:
+        reach = _paired_worker(device)
+    return _Worker(device, lambda engine: Route(lambda: Link(shaped(reach())), str(device)), None)
+
+
+def _paired_worker(device: c.Device) -> "Callable[[], Channel]":
+    """Over TLS, to a worker whose key is known. Raises ConfigError if none is."""
+    from backburner.transport.identity import KeyStore
+    from backburner.transport.secure import connector
+
+    where = c.join_address(device.host, device.port)
+    store = KeyStore(c.pairing_folder())
+    if not store.peers("worker"):
+        raise ConfigError(
+            f"{where} is another machine, and this one is paired with no worker. Start `backburner worker --listen "
+            f"0.0.0.0:{device.port} --pair` there and run `backburner pair tcp://{where}` here."
+        )
+    return connector(device.host, device.port, where, store)
 
 
 def _shaper(shape: c.LinkShape | None) -> "Callable[[Channel], Channel]":
@@ -457,7 +496,8 @@ def _shaper(shape: c.LinkShape | None) -> "Callable[[Channel], Channel]":
 @app.command()
 def worker(
     listen: Annotated[
-        str, typer.Option(help="The address to listen on, HOST:PORT.")
+        str,
+        typer.Option(help="The address to listen on, HOST:PORT; or ffs:FOLDER, a Linux gadget's FunctionFS."),
     ] = f"127.0.0.1:{c.WORKER_PORT}",
     memory: Annotated[str, typer.Option(help="The memory for pages, e.g. 2GiB.")] = "2GiB",
     engine: Annotated[str, typer.Option(help="Attention engine: auto, native, numpy or mlx.")] = "auto",
@@ -472,6 +512,13 @@ def worker(
         float,
         typer.Option(help="Makes answers take this many times as long, for trying out asymmetric pairs."),
     ] = 1.0,
+    pair: Annotated[
+        bool,
+        typer.Option(
+            "--pair",
+            help="First lets one host be paired, within two minutes: it runs `backburner pair tcp://THIS-MACHINE:PORT`.",
+        ),
+    ] = False,
     exit_with_parent: Annotated[
         bool, typer.Option("--exit-with-parent", hidden=True, help="Stop when standard input closes.")
     ] = False,
@@ -481,41 +528,138 @@ def worker(
     from backburner.terminal import configure_logging
 
     configure_logging(log_level)
-    host, port = c.parse_address(listen)
+    gadget = listen.removeprefix("ffs:") if listen.startswith("ffs:") else None
+    host, port = ("", 0) if gadget is not None else c.parse_address(listen)
     memory_bytes = c.parse_bytes(memory)
     from backburner.worker.throttle import Throttle
 
     throttle = Throttle(slowdown)
     from backburner.attention.select import make_engine
-    from backburner.transport.tcp import listen as open_listener
     from backburner.worker.loopback import READY_PREFIX
     from backburner.worker.loopback import exit_with_parent as watch_parent
     from backburner.worker.server import WorkerServer
 
     attention = make_engine(engine)
+    name = name or socket.gethostname()
+    if gadget is not None:
+        from backburner.transport import functionfs
+
+        if pair:
+            raise ConfigError("--pair is for networks; on a cable there is nobody else.")
+        door: Door = functionfs.listen(gadget)
+        doorkeeper, place = None, "bulk"
+    else:
+        listener, doorkeeper = _listen(host, port, name, pair)
+        door = listener
+        place = f"tcp://{listener.address if doorkeeper is None else f'THIS-MACHINE:{listener.port}'}"
     server = WorkerServer(
-        open_listener(host, port),
+        door,
         attention,
         memory_bytes,
-        name or socket.gethostname(),
+        name,
         (attention.name,),
         throttle,
         None if model is None else _worker_model(model),
+        doorkeeper,
     )
     if exit_with_parent:
         watch_parent()
     signal.signal(signal.SIGTERM, lambda *_: server.close())
     print(f"{READY_PREFIX}{server.address}", flush=True)
     logging.getLogger("backburner.worker").info(
-        "engine %s, %.1f GiB for pages; use it with `backburner serve --device tcp://%s`",
+        "engine %s, %.1f GiB for pages; use it with `backburner serve --device %s`",
         attention.name,
         memory_bytes / 2**30,
-        server.address,
+        place,
     )
     try:
         server.serve_forever()
     except KeyboardInterrupt:
         server.close()
+
+
+def _listen(
+    host: str, port: int, name: str, pair: bool
+) -> "tuple[Listener, Callable[[Channel], Channel] | None]":
+    """What a worker listens on, and who looks at the callers' keys; nobody on loopback. Lets one host in before."""
+    from backburner.transport.tcp import listen_unsecured, resolve
+
+    address, loopback = resolve(host)
+    if loopback and not pair:  # it needs no key, and makes none
+        return listen_unsecured(address, port), None
+    from backburner.transport.identity import KeyStore
+    from backburner.transport.pairing import WINDOW_S, pair_as_worker
+    from backburner.transport.secure import doorkeeper
+
+    store = KeyStore(c.pairing_folder())
+    if not pair and not store.peers("host"):
+        raise ConfigError(
+            f"--listen {c.join_address(host, port)} can be reached by other machines, and no host is paired with this "
+            "one. Start it once with --pair, and run `backburner pair tcp://THIS-MACHINE:PORT` on the host."
+        )
+    store.identity()  # a key that cannot be used is better known now
+    listener = listen_unsecured(address, port)
+    if pair:
+        where = c.join_address(socket.gethostname() if not loopback else address, listener.port)
+        _say(f"for {WINDOW_S:g} s a host can be paired: run `backburner pair tcp://{where}` there")
+        _say_paired(pair_as_worker(listener, store, name, _same_words))
+    return listener, None if loopback else doorkeeper(store)
+
+
+@app.command()
+def pair(
+    place: Annotated[
+        str | None, typer.Argument(metavar="[tcp://HOST:PORT]", help="The worker, started with --pair.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Show who is paired with this machine.")] = False,
+    forget: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Let the machine of that name in no more.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="How this host is called. Default: the host name.")] = None,
+) -> None:
+    """Lets this host and a worker on the network know each other: a person compares six words on both screens."""
+    from backburner.transport.identity import KeyStore
+    from backburner.transport.pairing import pair_as_host
+    from backburner.transport.tcp import connect_unsecured, resolve
+
+    if (place is not None) + listing + (forget is not None) != 1:
+        raise ConfigError("backburner pair takes one of tcp://HOST:PORT, --list and --forget NAME.")
+    store = KeyStore(c.pairing_folder())
+    if listing:
+        print(f"this machine  {store.identity().fingerprint.hex()}")
+        for peer in store.peers():
+            print(f"{peer.role:<6}  {peer.since}  {peer.fingerprint}  {peer.name}")
+        return
+    if forget is not None:
+        gone = store.forget(forget)
+        if not gone:
+            raise ConfigError(f"{forget!r} is not paired with this machine; see `backburner pair --list`.")
+        _say(f"forgot {forget}; a connection that is open stays so until it ends")
+        return
+    device = c.parse_device(place or "")
+    if device.kind != "tcp" or device.shape is not None:
+        raise ConfigError(f"{place!r} is not tcp://HOST:PORT.")
+    channel = connect_unsecured(
+        resolve(device.host)[0], device.port, c.join_address(device.host, device.port)
+    )
+    _say_paired(pair_as_host(channel, store, name or socket.gethostname(), _same_words))
+    _say(f"use it with `backburner serve --device {device}`")
+
+
+def _same_words(name: str, address: str, words: Sequence[str]) -> bool:
+    """Asks the person at this machine."""
+    _say(f"{name} at {address}. The other screen has to show these six words, in this order:")
+    _say(f"\n    {' '.join(words)}\n")
+    print("Does it? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _say_paired(peer: "TrustedPeer") -> None:
+    _say(f"paired with the {peer.role} {peer.name}, key {peer.fingerprint[:16]}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _worker_model(model: str) -> "tuple[str, Path]":

@@ -45,6 +45,8 @@ _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 # 24 digits and letters, with a hyphen or without; 40 of phones before 2018.
 _SERIAL = re.compile(r"[0-9A-Za-z]+(-[0-9A-Za-z]+)*", re.ASCII)
+# What a person writes into configfs.
+_GADGET_SERIAL = re.compile(r"[\w.-]{1,64}")
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d{1,3})?)([A-Za-z/]+)")
 # Largest first: the first unit that shows a value as one or more is the one to write it in. Cables are sold by bits.
@@ -81,11 +83,11 @@ class LinkShape:
 class Device:
     """Where a worker is, from `--device`."""
 
-    kind: Literal["none", "loopback", "tcp", "usb"]
+    kind: Literal["none", "loopback", "tcp", "usb", "bulk"]
     host: str = ""
     port: int = 0
     shape: LinkShape | None = None
-    serial: str = ""  # of a phone; empty: the one that is there
+    serial: str = ""  # of a phone or gadget; empty: the one that is there
 
     def __str__(self) -> str:
         place = f"tcp://{join_address(self.host, self.port)}" if self.kind == "tcp" else self.kind
@@ -117,7 +119,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def parse_device(text: str) -> Device:
-    """`--device`: none, loopback, usb[:SERIAL] or tcp://HOST:PORT, all but none perhaps with a shape.
+    """`--device`: none, loopback, usb[:SERIAL], bulk[:SERIAL] or tcp://HOST:PORT, all but none perhaps with a shape.
 
     Raises ConfigError.
     """
@@ -138,7 +140,12 @@ def parse_device(text: str) -> Device:
                 f"{serial!r} is not a phone's serial; write for example usb:00008150-000A11223344001C."
             )
         return Device("usb", shape=shape, serial=serial)
-    raise ConfigError(f"--device {text!r} is not one of none, loopback, usb, usb:SERIAL, tcp://HOST:PORT.")
+    if place == "bulk" or place.startswith("bulk:"):
+        serial = place[len("bulk:") :]
+        if place != "bulk" and not _GADGET_SERIAL.fullmatch(serial):
+            raise ConfigError(f"{serial!r} is not a gadget's serial; write for example bulk:pi-2.")
+        return Device("bulk", shape=shape, serial=serial)
+    raise ConfigError(f"--device {text!r} is not one of none, loopback, usb[:SERIAL], bulk[:SERIAL], tcp://HOST:PORT.")
 
 
 def parse_shape(text: str) -> LinkShape:
@@ -215,3 +222,15 @@ def spill_folder(given: str | None) -> Path | None:
     else:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "backburner" / "spill"
+
+
+def pairing_folder() -> Path:
+    """Where this machine's key and its paired machines are kept: BACKBURNER_CONFIG_DIR, or the user's config folder."""
+    given = os.environ.get("BACKBURNER_CONFIG_DIR")
+    if given:
+        folder = Path(given).expanduser()
+    elif sys.platform == "darwin":
+        folder = Path("~/Library/Application Support/backburner").expanduser()
+    else:
+        folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "backburner"
+    return folder / "pairing"

@@ -85,6 +85,12 @@ class ProtocolError(TransportError):
     code = "protocol_error"
 
 
+class NotPaired(TransportError):
+    """The other side has no key that this machine knows, or does not know this machine's."""
+
+    code = "not_paired"
+
+
 class WorkerLost(TransportError):
     """The worker went away while it held pages that the answer needs."""
 

@@ -40,7 +40,7 @@ BAD_FLAGS = [
     (["serve", "--device", "usb", "--device-wait", "-1"], "--device-wait -1 must be from 0"),
     (["serve", "--device", "tcp://"], "is not HOST:PORT"),
     (["serve", "--device", "tcp://127.0.0.1:70000"], "is not HOST:PORT"),
-    (["serve", "--device", "tcp://192.0.2.1:50060"], "there is no pairing yet"),
+    (["serve", "--device", "tcp://192.0.2.1:50060"], "paired with no worker"),
     (["serve", "--device", "loopback?speed=1"], "'speed=1' is not something to say about a link"),
     (["serve", "--device", "loopback", "--device", "none"], "--device none means no worker at all"),
     (
@@ -76,7 +76,7 @@ BAD_FLAGS = [
     (["serve", "-c", "0"], "--ctx-size 0 must be at least 1"),
     (["serve", "--temp", "9"], "--temperature 9 must be from 0 to 2"),
     (["serve", "-m", "/no/such/folder"], "no such folder"),
-    (["worker", "--listen", "0.0.0.0:1"], "there is no pairing yet"),
+    (["worker", "--listen", "0.0.0.0:1"], "no host is paired"),
     (["worker", "--listen", "somewhere"], "is not HOST:PORT"),
     (["worker", "--memory", "-1GiB"], "is not an amount of memory"),
     (["worker", "--slowdown", "0.5"], "--slowdown 0.5 must be a number from 1 on"),
@@ -135,7 +135,7 @@ def test_a_port_in_use_is_found_before_the_model_is_loaded() -> None:
 def test_settings_come_from_the_environment_too() -> None:
     assert "'floppy' is not one of" in refused("serve", "--port", "0", BACKBURNER_SERVE_DEVICE="floppy")
     assert "70000 is not a port" in refused("serve", BACKBURNER_SERVE_PORT="70000")
-    assert "no pairing yet" in refused("worker", BACKBURNER_WORKER_LISTEN="0.0.0.0:1")
+    assert "no host is paired" in refused("worker", BACKBURNER_WORKER_LISTEN="0.0.0.0:1")
     assert "--api-key: a key has to be" in refused("serve", BACKBURNER_SERVE_API_KEY="a,,b")
 
 

@@ -539,7 +539,7 @@ def test_loopback_addresses_are_taken(host):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "8.8.8.8", "::ffff:8.8.8.8", "fe80::1"])
 @pytest.mark.parametrize("way", [tcp.listen, tcp.connect])
 def test_addresses_beyond_loopback_are_refused_with_advice(host, way):
-    with pytest.raises(ConfigError, match=r"no pairing yet.*tunnel"):
+    with pytest.raises(ConfigError, match=r"paired machines only.*backburner pair"):
         way(host, 5000)
 
 

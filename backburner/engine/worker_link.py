@@ -77,7 +77,7 @@ def greet(
             )
         if welcome.pairing != "none":
             raise Mismatch(
-                f"the worker {welcome.name} asks for pairing in its own way ({welcome.pairing}), which this host does not know."
+                f"the worker {welcome.name} asks for pairing ({welcome.pairing}), which this host does not know."
             )
     except BackburnerError:
         link.close()

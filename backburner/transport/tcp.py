@@ -1,4 +1,4 @@
-"""Links over TCP, loopback only until there is pairing."""
+"""Links over TCP: plain on loopback; beyond it only for `secure.py` and `pairing.py`, which say who is there."""
 
 import contextlib
 import ipaddress
@@ -9,28 +9,36 @@ from backburner.errors import ConfigError, LinkClosed, LinkTimeout
 from backburner.transport.channel import SocketChannel
 
 
-def require_loopback(host: str) -> str:
-    """The numeric address of `host`; ConfigError unless all it resolves to is loopback."""
+def resolve(host: str) -> tuple[str, bool]:
+    """The numeric address of `host`, and whether all that it resolves to is loopback. ConfigError if it is nothing."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{host!r} is not a host name or address: {error}") from None
-    addresses = [str(entry[4][0]).partition("%")[0] for entry in found]
-    for address in addresses:
-        if not ipaddress.ip_address(address).is_loopback:
-            raise ConfigError(
-                f"{host} is {address}, which other machines can reach, and there is no pairing yet to "
-                "tell them apart. Use 127.0.0.1, and a tunnel to reach another machine: "
-                "ssh -L PORT:127.0.0.1:PORT that-machine"
-            )
+    addresses = [str(entry[4][0]) for entry in found]
+    beyond = [a for a in addresses if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
     # The name may have both families while the worker listens on IPv4 only.
-    return min(addresses, key=lambda address: ":" in address)
+    return min(beyond or addresses, key=lambda address: ":" in address), not beyond
+
+
+def require_loopback(host: str) -> str:
+    """The numeric address of `host`; ConfigError unless all it resolves to is loopback."""
+    address, loopback = resolve(host)
+    if not loopback:
+        raise ConfigError(
+            f"{host} is {address}, which other machines can reach: that is for paired machines only "
+            "(see `backburner pair --help`), or use 127.0.0.1."
+        )
+    return address
 
 
 def connect(host: str, port: int, timeout_s: float = 5.0) -> SocketChannel:
-    """Opens a channel to the worker that listens at host:port."""
-    address = require_loopback(host)
-    where = join_address(host, port)
+    """Opens a channel to the worker that listens at host:port, a loopback address."""
+    return connect_unsecured(require_loopback(host), port, join_address(host, port), timeout_s)
+
+
+def connect_unsecured(address: str, port: int, where: str, timeout_s: float = 5.0) -> SocketChannel:
+    """Opens a channel to anyone. Nothing of ours may cross it before the other side has shown a key that is known."""
     try:
         sock = socket.create_connection((address, port), timeout=timeout_s)
     except TimeoutError:
@@ -60,6 +68,7 @@ class Listener:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.host, self.port = sock.getsockname()[:2]
+        self.address = join_address(self.host, self.port)
         self._closed = False
 
     def accept(self, timeout_s: float | None = None) -> SocketChannel:
@@ -93,12 +102,16 @@ class Listener:
 
 def listen(host: str = "127.0.0.1", port: int = 0) -> Listener:
     """Listens on a loopback address; port 0 lets the system choose one."""
-    address = require_loopback(host)
+    return listen_unsecured(require_loopback(host), port)
+
+
+def listen_unsecured(address: str, port: int) -> Listener:
+    """Listens for anyone. Nothing of ours may be read or said before a caller has shown a key that is known."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return Listener(socket.create_server((address, port), family=family, backlog=8))
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen at {host}:{port}: {error}; choose another port") from None
+        raise ConfigError(f"cannot listen at {address}:{port}: {error}; choose another port") from None
 
 
 def _channel(sock: socket.socket, peer: str) -> SocketChannel:

@@ -15,8 +15,8 @@ from backburner import __version__
 from backburner.attention.engine import AttentionEngine, Geometry, Partial
 from backburner.attention.folded import AttentionAhead
 from backburner.attention.numpy_engine import STORAGE_DTYPES, widen
-from backburner.config import join_address
 from backburner.errors import (
+    BackburnerError,
     BadRequest,
     LinkClosed,
     LinkTimeout,
@@ -27,9 +27,8 @@ from backburner.errors import (
     WorkerBusy,
 )
 from backburner.transport import messages as m
-from backburner.transport.channel import Channel
+from backburner.transport.channel import Channel, Door
 from backburner.transport.peer import Peer
-from backburner.transport.tcp import Listener
 from backburner.worker.store import PageStore
 from backburner.worker.throttle import Throttle
 
@@ -52,6 +51,10 @@ ACCEPT_POLL_S = 0.5
 
 # After a caller that could not be taken: when descriptors are short, the same one waits at the door still.
 ACCEPT_PAUSE_S = 0.2
+
+# Callers beyond loopback that have not shown their key yet. When more come the oldest gives way: a paired host shows
+# its key in milliseconds, a stranger who keeps places may not keep it out.
+UNPROVEN_MAX = 32
 
 # How long the end waits for the request that is being answered; the slowest takes about a second.
 STOP_DEADLINE_S = 5.0
@@ -280,15 +283,19 @@ class WorkerServer:
 
     def __init__(
         self,
-        listener: Listener,
+        listener: Door,
         engine: AttentionEngine,
         memory_bytes: int,
         name: str,
         engines: tuple[str, ...],
         throttle: Throttle | None = None,
         model: tuple[str, Path] | None = None,
+        doorkeeper: Callable[[Channel], Channel] | None = None,
     ) -> None:
-        """model: name and folder of the one whose layers this worker runs for hosts that ask. Raises ModelError."""
+        """model: name and folder of the one whose layers this worker runs for hosts that ask. Raises ModelError.
+
+        doorkeeper: gives the channel to read from, or raises for a caller that may not come in. None: all may.
+        """
         self.throttle: AbstractContextManager[object] = throttle or nullcontext()
         self._listener = listener
         self._engine = engine
@@ -300,10 +307,12 @@ class WorkerServer:
         self._session: threading.Thread | None = None
         self._lock = threading.RLock()  # `close` runs in a signal handler, maybe on top of `serve_forever`
         self._closing = threading.Event()
+        self._doorkeeper = doorkeeper
+        self._unproven: list[Channel] = []
 
     @property
     def address(self) -> str:
-        return join_address(self._listener.host, self._listener.port)
+        return self._listener.address
 
     def serve_forever(self) -> None:
         """Accepts until `close`. Each host is served on a thread of its own, the store by one at a time."""
@@ -334,17 +343,47 @@ class WorkerServer:
                 log.warning("a caller could not be taken: %s", e)
                 self._closing.wait(ACCEPT_PAUSE_S)
                 continue
-            peer = Peer(channel, SEND_DEADLINE_S)
-            with self._lock:
-                busy = self._serving is not None
-                if not busy:
-                    self._serving = peer
+            if self._doorkeeper is None:
+                self._admit(channel)
+            else:
+                self._prove(channel, self._doorkeeper)
+
+    def _prove(self, channel: Channel, doorkeeper: Callable[[Channel], Channel]) -> None:
+        """Admits the caller once it has passed. Until then it has no place: neither here nor among the hosts."""
+        with self._lock:
+            if len(self._unproven) >= UNPROVEN_MAX:
+                self._unproven.pop(0).close()
+            self._unproven.append(channel)
+
+        def check() -> None:
+            try:
+                passed = doorkeeper(channel)
+            except BackburnerError as e:
+                channel.close()
+                log.warning("refused a caller: %s", e)
+                return
+            finally:
+                with self._lock:
+                    if channel in self._unproven:
+                        self._unproven.remove(channel)
+            self._admit(passed)
+
+        threading.Thread(target=check, name=f"caller {channel.peer}", daemon=True).start()
+
+    def _admit(self, channel: Channel) -> None:
+        """Serves the caller, or says that another host is being served; on a thread of its own."""
+        peer = Peer(channel, SEND_DEADLINE_S)
+        with self._lock:
+            if self._closing.is_set():
+                channel.close()
+                return
+            busy = self._serving is not None
             run = self._refuse if busy else self._serve
             thread = threading.Thread(
                 target=run, args=(peer, channel), name=f"host {channel.peer}", daemon=True
             )
             if not busy:
-                self._session = thread
+                self._serving, self._session = peer, thread
             thread.start()
 
     def close(self) -> None:
@@ -352,6 +391,9 @@ class WorkerServer:
         self._listener.close()
         with self._lock:
             peer = self._serving
+            unproven = list(self._unproven)
+        for channel in unproven:
+            channel.close()
         if peer is not None:
             peer.close()
 
