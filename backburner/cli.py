@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ import typer
 from backburner import __version__
 from backburner import config as c
 from backburner.cli_bake import app as bake_app
+from backburner.cli_devices import add_commands
 from backburner.errors import BackburnerError, ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from backburner.engine.startup import Connector
     from backburner.transport.channel import Channel, Door
     from backburner.transport.identity import TrustedPeer
+    from backburner.transport.link import Link
     from backburner.transport.tcp import Listener
     from backburner.worker.loopback import LoopbackWorker
 
@@ -451,6 +453,22 @@ def _bulk_worker(device: c.Device) -> _Worker:
     return _Worker(
         device, lambda engine: Route(lambda: Link(shaped(connect(device.serial or None))), str(device)), None
     )
+
+
+@contextlib.contextmanager
+def _reach(device: c.Device) -> "Iterator[Callable[[], Link]]":
+    """How to connect to one worker, for the commands that look at it; one of our own ends with the look."""
+    from backburner.attention.select import make_engine
+
+    (one,) = _workers([device], "256MiB", "warning", None, 0.0)
+    try:
+        yield one.connect(make_engine("numpy")).connect
+    finally:
+        if one.loopback is not None:
+            one.loopback.close()
+
+
+add_commands(app, _reach)
 
 
 def _tcp_worker(device: c.Device, loopback: bool) -> _Worker:

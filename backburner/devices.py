@@ -11,6 +11,7 @@ from backburner.errors import BackburnerError, Mismatch, TransportError
 from backburner.transport import cable, usbmux
 from backburner.transport.link import Link, LinkSpeed
 from backburner.transport.messages import PROTOCOL_VERSION, Hello, PageGeometry
+from backburner.transport.usbmux_packets import UsbDevice, bare
 
 # What greeting and measuring a worker may take; a USB 2 cable carries the measurement in half a second.
 PROBE_TIMEOUT_S = 5.0
@@ -109,18 +110,17 @@ def survey(port: int = WORKER_PORT) -> Survey:
     return Survey(tuple(match(plugged, phones)), tuple(notes))
 
 
-def match(plugged: Sequence[cable.Plugged], phones: Sequence[usbmux.UsbDevice]) -> list[Found]:
+def match(plugged: Sequence[cable.Plugged], phones: Sequence[UsbDevice]) -> list[Found]:
     """The two lists as one: usbmuxd knows the serial, libusb the speed."""
     found = []
     rest = list(plugged)
     for phone in sorted(phones, key=lambda p: p.serial):
         mates = [p for p in rest if p.kind == "usbmux" and _same(p, phone)]
-        if not mates and len(phones) == 1:
-            mates = [p for p in rest if p.kind == "usbmux"]
-            mates = mates if len(mates) == 1 else []
-        mate = mates[0] if mates else None
-        if mate is not None:
-            rest.remove(mate)
+        twins = [p for p in phones if p is not phone and p.product_id == phone.product_id]
+        # macOS tells no serial: of two phones of one kind nobody knows which of the speeds is whose.
+        mate = mates[0] if len(mates) == 1 and (mates[0].serial or not twins) else None
+        if mates:
+            rest.remove(mates[0])
         found.append(
             Found(
                 mate.name if mate else "iPhone or iPad",
@@ -141,10 +141,10 @@ def match(plugged: Sequence[cable.Plugged], phones: Sequence[usbmux.UsbDevice]) 
     return found
 
 
-def _same(one: cable.Plugged, phone: usbmux.UsbDevice) -> bool:
+def _same(one: cable.Plugged, phone: UsbDevice) -> bool:
     if one.serial is not None:
-        return one.serial.replace("-", "") == phone.serial.replace("-", "")
-    return bool(phone.product_id) and one.product == phone.product_id
+        return bare(one.serial) == phone.bare_serial
+    return phone.product_id in (0, one.product)
 
 
 def at(place: str) -> Found:

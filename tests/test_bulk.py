@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backburner.attention.numpy_engine import NumpyEngine
@@ -100,11 +100,13 @@ def read_exactly(channel: BulkChannel | functionfs.GadgetChannel, count: int) ->
     got = bytearray()
     space = memoryview(bytearray(1000))
     while len(got) < count:
-        assert (n := channel.recv_into(space[: min(1000, count - len(got))], soon()))
+        n = channel.recv_into(space[: min(1000, count - len(got))], soon())
+        assert n
         got += space[:n]
     return bytes(got)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from([0, 1, 31, 33, 63, 64, 65, 512, 1024, 65_534, 65_535, 65_536, 131_072]), max_size=6

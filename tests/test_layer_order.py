@@ -30,9 +30,23 @@ ALLOWED: dict[str, set[str]] = {
     "terminal": {"errors", "config"},
     # Looks at what there is; knows workers by their greeting only.
     "devices": BASE | {"transport", "planner"},
+    "doctor": BASE | {"devices", "transport", "native", "planner"},
+    "look": BASE | {"devices", "doctor", "transport"},
+    "cli_devices": BASE | {"look"},
     "cli": BASE
     | {"cli_bake"}
-    | {"api", "engine", "model", "kv", "attention", "transport", "native", "worker", "terminal", "devices"},
+    | {
+        "api",
+        "engine",
+        "model",
+        "kv",
+        "attention",
+        "transport",
+        "native",
+        "worker",
+        "terminal",
+        "cli_devices",
+    },
     "__main__": {"cli"},
     "__init__": set(),
 }
