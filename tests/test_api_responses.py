@@ -276,6 +276,8 @@ def test_a_schema_lies_flat_and_reaches_the_grammar() -> None:
         assert client.engine.requests[-1].grammar == Grammar(json.dumps(SCHEMA), None)
         respond(client, text={"format": {"type": "json_object"}}, **THINKS)
         assert client.engine.requests[-1].grammar == Grammar(None, "</think>")
+        respond(client, text={"format": {"type": "json_object", "schema": SCHEMA}})
+        assert client.engine.requests[-1].grammar == Grammar(json.dumps(SCHEMA), None)
         respond(client, text={"format": {"type": "text"}, "verbosity": "low"})
         assert client.engine.requests[-1].grammar is None
     assert answer["text"] == {"format": wanted}

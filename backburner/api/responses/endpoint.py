@@ -98,4 +98,4 @@ def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _chat_format(wanted: TextFormat) -> ResponseFormat:
     schema = None if wanted.text is None else JsonSchema.model_construct(text=wanted.text)
-    return ResponseFormat.model_construct(type=wanted.type, json_schema=schema)
+    return ResponseFormat.model_construct(type=wanted.type, json_schema=schema, object_schema=wanted.text)
