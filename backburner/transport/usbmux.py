@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from backburner.config import parse_address
-from backburner.errors import ConfigError, LinkClosed, LinkTimeout, ProtocolError, TransportError
+from backburner.errors import BackburnerError, ConfigError, LinkClosed, LinkTimeout, ProtocolError
 from backburner.transport.channel import SocketChannel
 from backburner.transport.tcp import require_loopback
 from backburner.transport.usbmux_packets import (
@@ -201,7 +201,7 @@ class _Watch:
                     with self._lock:
                         self._listener = listener
                     self._hear(listener)
-            except TransportError as error:
+            except BackburnerError as error:  # such as an address whose name cannot be resolved now
                 log.debug("not listening for phones: %s", error)
             finally:
                 with self._lock:
