@@ -582,6 +582,14 @@ def test_an_anchor_that_signs_for_another_key_does_not_let_it_in(keys, tmp_path)
         secure.accept(far, keys["worker"], [trusted], secure.LINK_PROTOCOL, soon())
 
 
+def test_a_clock_that_is_wrong_locks_nobody_out(tmp_path, monkeypatch) -> None:
+    host, worker = KeyStore(tmp_path / "h"), KeyStore(tmp_path / "w")
+    monkeypatch.setattr(identity, "VALID_TO", identity.VALID_FROM.replace(year=2001))
+    paired(host, worker)
+    with working(worker) as server:
+        reach(server, host).close()
+
+
 class Recorder:
     """A channel that remembers what was sent through it."""
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from threading import Lock
 
-from backburner.errors import LinkClosed, LinkTimeout, NotPaired, TransportError
+from backburner.errors import ConfigError, LinkClosed, LinkTimeout, NotPaired, TransportError
 from backburner.transport.channel import Channel
 from backburner.transport.frames import Buffer
 from backburner.transport.identity import Identity, KeyStore, TrustedPeer, certificate_fingerprint
@@ -43,6 +43,10 @@ PAIR_PROTOCOL = "backburner-pair/1"
 # In TLS 1.3 a client is done before the server has looked at its certificate. The worker says this when it has, and
 # until then the host says nothing: it learns that it was refused, and why, instead of a reset.
 ACCEPTED = b"\x01"
+
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl does not name. A person has vouched for the key, and the clock
+# of a phone that was empty must not lock it out.
+NO_CHECK_TIME = 0x200000
 
 UNKNOWN_KEY_ALERTS = (
     "TLSV1_ALERT_UNKNOWN_CA",
@@ -199,8 +203,12 @@ def _context(identity: Identity, peers: Collection[TrustedPeer], side: int, prot
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_cert_chain(identity.path)
-    context.load_verify_locations(cadata="\n".join(peer.certificate for peer in peers))
+    context.verify_flags |= NO_CHECK_TIME
+    try:
+        context.load_cert_chain(identity.path)
+        context.load_verify_locations(cadata="\n".join(peer.certificate for peer in peers))
+    except OSError as error:  # ssl's own among them
+        raise ConfigError(f"the keys in {identity.path.parent} cannot be loaded: {error}") from None
     context.set_alpn_protocols([protocol])
     if side == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0
