@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from backburner import devices as d
-from backburner.config import parse_device
+from backburner.config import WORKER_PORT, parse_device
 from backburner.errors import LinkClosed
 from backburner.transport.cable import Plugged
 from backburner.transport.usbmux_packets import UsbDevice
 from tests import usb_fixtures as fixtures
-from tests.processes import ROOT, environment, run, worker
+from tests.processes import ROOT, environment, run, until, worker
+from tests.usb_stack import missing, usb_stack
 
 NO_DAEMON = {"USBMUXD_SOCKET_ADDRESS": "UNIX:/nonexistent/usbmuxd"}
 SERIAL = "00008150-001122334455667A"
@@ -139,3 +140,18 @@ def test_a_phone_on_a_slow_cable_is_warned_of(tmp_path: Path) -> None:
     assert (one["name"], one["serial"], one["link_speed"]) == ("iPhone", "0000…667A", "480 Mb/s")
     assert "480 Mb/s" in one["warning"]
     assert one["usbmux"] is False
+
+
+def test_a_worker_on_a_phone_is_found_through_a_real_usbmuxd() -> None:
+    if (why := missing()) is not None:
+        pytest.skip(why)
+    with usb_stack() as usb, worker(0, "--memory", "64MiB") as (_, port):
+        usb.plug()
+        usb.listen(WORKER_PORT, port)
+        found = until(lambda: json.loads(run("devices", "--json", **usb.environment).stdout)["devices"])
+        usb.clear()
+    (one,) = found
+    assert (one["serial"], one["usbmux"], one["link_speed"]) == ("0000…001C", True, "unknown")
+    assert one["error"] is None
+    assert one["worker"]["name"] == "tested"
+    assert one["worker"]["speed"]["bytes_per_s"] > 0
