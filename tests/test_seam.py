@@ -1,11 +1,13 @@
 """The seam of a split read, against the calibrated cost model's table and against trying every seam."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backburner.engine.seam import SeamChooser
 from backburner.planner.seam import GAIN_MIN, HYSTERESIS, TIE, Speeds, best_seam, step_us
 
 LAYERS, CYCLE = 64, 4
@@ -93,3 +95,18 @@ def test_a_link_that_takes_as_long_as_the_host_alone_is_not_used(current: int | 
 
 def test_a_model_of_one_cycle_is_not_cut() -> None:
     assert best_seam(Speeds(4, 1.0, 0.1, 0.0), CYCLE) is None
+
+
+def test_over_a_slow_link_the_start_is_told_with_which_numbers_splitting_does_not_pay() -> None:
+    worker = SimpleNamespace(
+        connection=object(), welcome=SimpleNamespace(layers=8), speed=SimpleNamespace(bytes_per_s=1e6)
+    )
+    model = SimpleNamespace(layers=[None] * 8)
+    chooser = SeamChooser(model, CYCLE, [worker], lambda *_: b"", lambda: 1, None, 720_896)
+    chooser.observe_host(8, 9.0)  # cold, not counted
+    chooser.observe_host(8, 0.08)
+    chooser.prepare()
+    assert chooser.note == (
+        "splitting reads would not pay: for one ubatch a layer takes 10.00 ms here and 10.00 ms on the worker, "
+        "their bytes 720.90 ms on the link; split at layer 4 of 8, reading would be 0.11 times as fast"
+    )
