@@ -1,6 +1,7 @@
 """Builds the Core ML program of one page of one layer, K and V as constants, with coremltools' MIL builder.
 
-Three variants give the same outputs: `o`, `mc` (the shifted maximum of the scores) and `l` (the sum of the weights).
+Three variants give the same outputs: `o`, `mc` (the shifted maximum of the scores) and `l` (the sums of the
+weights, one for each block).
 
 block    for each kv head: scores of each block of keys by a 1x1 convolution whose bias is the mask; their maximum over
          all blocks; exp; values and row sums by 1x1 convolutions. Ten kinds of operations, nothing reshaped.
@@ -12,7 +13,9 @@ become one), which would make a template unpatchable. So no constant is scaled i
 random values, and `build` checks every constant after saving.
 """
 
+import contextlib
 import hashlib
+import io
 import math
 import tempfile
 from collections.abc import Callable
@@ -129,9 +132,10 @@ def build(shape: PageShape, arrays: Arrays | None = None) -> Built:
 
     specs = [mb.TensorSpec(query, types.fp16)]
     traced = mb.program(input_specs=specs, opset_version=ct.target.iOS18)(program)
-    model = ct.convert(
-        traced, convert_to="mlprogram", minimum_deployment_target=ct.target.iOS18, skip_model_load=True
-    )
+    with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+        model = ct.convert(
+            traced, convert_to="mlprogram", minimum_deployment_target=ct.target.iOS18, skip_model_load=True
+        )
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "page.mlpackage"
         model.save(str(package))
@@ -164,9 +168,9 @@ def _manifest(shape: PageShape, spec: Any, saved: bytes, file_bytes: int) -> Man
                 f"coremltools made {name} {blob.dtype} {blob.shape}, not {one.dtype} {one.shape}."
             )
         constants.append(_placed(name, one, blob))
-        if blob.metadata_offset != end:
-            raise ConfigError(f"{name} is at {blob.metadata_offset} of weight.bin, not at {end}.")
-        end = aligned(constants[-1].data_offset + constants[-1].bytes)
+        if blob.metadata_offset != aligned(end):
+            raise ConfigError(f"{name} is at {blob.metadata_offset} of weight.bin, not at {aligned(end)}.")
+        end = constants[-1].data_offset + constants[-1].bytes  # of the file, if it is the last: no padding
     if end != file_bytes:
         raise ConfigError(f"weight.bin has {file_bytes} bytes, its constants end at {end}.")
     return Manifest(
@@ -231,7 +235,7 @@ def _block(mb: Any, shape: PageShape, arrays: Arrays, q: Any) -> Any:
     # One node for what all heads share, so that it has one name.
     masks = [mb.const(val=arrays[f"mask_{b}"], name=f"mask_{b}") for b in range(shape.blocks)]
     ones = mb.const(val=arrays["ones"], name="ones")
-    shift = np.float16(shape.p_log2 * math.log(2))
+    shift = np.float16(shape.shift)
     outs, tops, sums = [], [], []
     for h, q_h in enumerate(_split_heads(mb, shape, q)):
         scores = []
@@ -249,7 +253,8 @@ def _block(mb: Any, shape: PageShape, arrays: Arrays, q: Any) -> Any:
         total = _fold(mb.add, l_parts)
         outs.append(mb.real_div(x=_fold(mb.add, o_parts), y=total, name=f"o_{h}"))
         tops.append(mc)
-        sums.append(total)
+        # Each block's sum: the host adds them in fp32, which halves the rounding of the lse.
+        sums.extend(l_parts)
     return _join_heads(mb, "o", outs), _join_heads(mb, "mc", tops), _join_heads(mb, "l", sums)
 
 
@@ -269,7 +274,7 @@ def _softmax(mb: Any, shape: PageShape, arrays: Arrays, q: Any) -> Any:
 
 def _matmul(mb: Any, shape: PageShape, arrays: Arrays, q: Any) -> Any:
     k, v, mask, ones = (mb.const(val=arrays[name], name=name) for name in ("k", "v", "mask", "ones"))
-    shift = np.float16(shape.p_log2 * math.log(2))
+    shift = np.float16(shape.shift)
     s = mb.add(x=mb.matmul(x=q, y=k, transpose_y=True), y=mask, name="s")  # [1, kv_heads, columns, rows]
     mc = mb.sub(x=mb.reduce_max(x=s, axes=[3], keep_dims=True), y=shift, name="mc")
     p = mb.exp(x=mb.sub(x=s, y=mc), name="p")

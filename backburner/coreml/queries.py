@@ -1,5 +1,7 @@
 """Queries into a page program's input, and its outputs into a partial (o, lse). The Swift worker mirrors this file."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,8 +12,20 @@ F32 = npt.NDArray[np.float32]
 F16 = npt.NDArray[np.float16]
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A partial, and the largest score: the next step's estimate."""
+
+    o: F32  # [q_heads, T, head_dim]
+    lse: F32  # [q_heads, T]
+    top: F32  # [q_heads, T]
+
+
 def pack(shape: PageShape, q: F32, scale: float, estimate: F32 | None = None) -> F16:
-    """The program's input. q: [q_heads, T, head_dim], unscaled; estimate: of each query's lse, [q_heads, T].
+    """The program's input. q: [q_heads, T, head_dim], unscaled.
+
+    estimate: what each query's largest score may be, [q_heads, T]; that of the step before is good. The nearer, the
+    less the fp16 rounding of the scores matters; any number gives a right answer.
 
     Column g T + t of a kv head is token t of its g-th query head; the columns after them are zero.
     """
@@ -41,8 +55,8 @@ def unpack(
     exponents: npt.NDArray[np.int16],
     tokens: int,
     estimate: F32 | None = None,
-) -> tuple[F32, F32]:
-    """o [q_heads, T, head_dim] and lse [q_heads, T], in fp32."""
+) -> Answer:
+    """The partial of the first `tokens` tokens. estimate: as it was packed."""
     shape = manifest.shape
     used = shape.group * tokens
 
@@ -55,12 +69,17 @@ def unpack(
 
     powers = exponents[:, None, :].astype(np.int32) + manifest.o_log2
     o = np.ldexp(columns("o", shape.head_dim), powers)
-    log2 = np.float32(np.log(2.0))
     with np.errstate(
         divide="ignore", invalid="ignore"
     ):  # a broken engine's zeros are for the self-test to find
-        lse = columns("mc", 1) + np.log(columns("l", 1)) - np.float32(manifest.sum_log2) * log2
-    lse = lse.reshape(shape.q_heads, tokens)
+        lse = (
+            columns("mc", 1)
+            + np.log(columns("l", shape.blocks).sum(axis=-1, keepdims=True))
+            - np.float32(manifest.sum_log2 * np.log(2.0))
+        )
+    shift = 0.0 if shape.variant == "softmax" else shape.shift
+    top = columns("mc", 1) + np.float32(shift)
+    lse, top = lse.reshape(shape.q_heads, tokens), top.reshape(shape.q_heads, tokens)
     if shape.estimate and estimate is not None:
-        lse = lse + rounded_estimate(estimate)
-    return o.reshape(shape.q_heads, tokens, shape.head_dim), lse
+        lse, top = lse + rounded_estimate(estimate), top + rounded_estimate(estimate)
+    return Answer(o.reshape(shape.q_heads, tokens, shape.head_dim), lse, top)

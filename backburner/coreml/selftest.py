@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from backburner.coreml.blob import widen
 from backburner.coreml.manifest import Manifest, PageShape
-from backburner.coreml.queries import pack, unpack
+from backburner.coreml.queries import Answer, pack, unpack
 from backburner.errors import BakeRefused
 
 F32 = npt.NDArray[np.float32]
@@ -67,31 +67,41 @@ def made_up(
     return k, v, q
 
 
-def attend64(k: npt.NDArray[Any], v: npt.NDArray[Any], q: F32, scale: float) -> tuple[F64, F64]:
-    """o [q_heads, T, head_dim] and lse [q_heads, T], in float64. q is rounded to fp16 after scaling, as packed."""
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Attention in float64, and the largest score."""
+
+    o: F64  # [q_heads, T, head_dim]
+    lse: F64  # [q_heads, T]
+    top: F64  # [q_heads, T]
+
+
+def attend64(k: npt.NDArray[Any], v: npt.NDArray[Any], q: F32, scale: float) -> Truth:
+    """q is rounded to fp16 after scaling, as it is when packed."""
     kv_heads, _, head_dim = k.shape
     q_heads, tokens, _ = q.shape
     rounded = (q * np.float32(scale)).astype(np.float16).astype(np.float64)
     grouped = rounded.reshape(kv_heads, -1, head_dim)
     o = np.empty(grouped.shape)
-    lse = np.empty(grouped.shape[:2])
+    lse, largest = np.empty(grouped.shape[:2]), np.empty(grouped.shape[:2])
     for head in range(kv_heads):  # a head at a time: the scores of all would take much memory
         s = grouped[head] @ widen(k[head]).astype(np.float64).T
         top = s.max(axis=1, keepdims=True)
         np.exp(s - top, out=s)
         total = s.sum(axis=1)
         o[head] = (s @ widen(v[head]).astype(np.float64)) / total[:, None]
-        lse[head] = top[:, 0] + np.log(total)
-    return o.reshape(q_heads, tokens, head_dim), lse.reshape(q_heads, tokens)
+        lse[head], largest[head] = top[:, 0] + np.log(total), top[:, 0]
+    shape = (q_heads, tokens)
+    return Truth(o.reshape(*shape, head_dim), lse.reshape(shape), largest.reshape(shape))
 
 
-def compare(o: F32, lse: F32, o_true: F64, lse_true: F64) -> Errors:
+def compare(answer: Answer, truth: Truth) -> Errors:
     """NaN and infinities count as infinite errors."""
-    difference = np.where(np.isfinite(o), o, np.inf) - o_true
-    norm = np.linalg.norm(o_true, axis=-1)
+    difference = np.where(np.isfinite(answer.o), answer.o, np.inf) - truth.o
+    norm = np.linalg.norm(truth.o, axis=-1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         rel = np.where(norm > 0, np.linalg.norm(difference, axis=-1) / norm, np.abs(difference).max(axis=-1))
-    lse_error = np.where(np.isfinite(lse), np.abs(lse - lse_true), np.inf)
+    lse_error = np.where(np.isfinite(answer.lse), np.abs(answer.lse - truth.lse), np.inf)
     return Errors(float(np.abs(difference).max()), float(rel.max()), float(lse_error.max()))
 
 
@@ -101,13 +111,12 @@ def measure(
     exponents: npt.NDArray[np.int16],
     q: F32,
     scale: float,
-    truth: tuple[F64, F64],
+    truth: Truth,
 ) -> Errors:
-    """The errors of one call. The estimate is the true lse, rounded: in use it is that of the step before."""
-    estimate = truth[1].astype(np.float32)
+    """The errors of one call. The estimate is the largest score: in use, that of the step before."""
+    estimate = truth.top.astype(np.float32)
     outputs = predict({"q": pack(manifest.shape, q, scale, estimate)})
-    o, lse = unpack(manifest, outputs, exponents, q.shape[1], estimate)
-    return compare(o, lse, *truth)
+    return compare(unpack(manifest, outputs, exponents, q.shape[1], estimate), truth)
 
 
 def require(errors: Errors, o_rel_max: float = O_REL_MAX, lse_abs_max: float = LSE_ABS_MAX) -> None:
