@@ -17,7 +17,7 @@ from backburner.engine.request import GenerationRequest
 from backburner.engine.runner import ModelRunner, Placement
 from backburner.engine.runner import Sequence as SequenceState
 from backburner.engine.scheduler import Prefill, next_step
-from backburner.engine.worker_link import WorkerLink
+from backburner.engine.worker_link import Watch, WorkerLink
 from backburner.kv.residency import Residency
 from backburner.kv.spill import Spill
 from backburner.model.fingerprint import layers_fingerprint
@@ -106,6 +106,7 @@ def host(
     spill_folder: Path | None = None,
     spill_bytes: int = 2**30,
     sessions: int = 0,
+    watch: Watch | None = None,
 ) -> Iterator[ModelRunner]:
     """A runner on this thread. overdue_pages 0 makes every page move as soon as the window says so.
 
@@ -115,7 +116,9 @@ def host(
     attention: AttentionEngine = make_engine(engine)
     geometry = model.model.geometry(page_tokens)
     workers = [
-        WorkerLink(one, "test", attention, geometry, model.model.attention_layers, model.model.fingerprint)
+        WorkerLink(
+            one, "test", attention, geometry, model.model.attention_layers, model.model.fingerprint, watch
+        )
         for one in connects(connect_to)
     ]
     spill = (
