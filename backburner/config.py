@@ -145,7 +145,9 @@ def parse_device(text: str) -> Device:
         if place != "bulk" and not _GADGET_SERIAL.fullmatch(serial):
             raise ConfigError(f"{serial!r} is not a gadget's serial; write for example bulk:pi-2.")
         return Device("bulk", shape=shape, serial=serial)
-    raise ConfigError(f"--device {text!r} is not one of none, loopback, usb[:SERIAL], bulk[:SERIAL], tcp://HOST:PORT.")
+    raise ConfigError(
+        f"--device {text!r} is not one of none, loopback, usb[:SERIAL], bulk[:SERIAL], tcp://HOST:PORT."
+    )
 
 
 def parse_shape(text: str) -> LinkShape:
