@@ -131,10 +131,15 @@ def json_object(d: Draw) -> Turn:
 
 
 LIST_ASK = (
+    "Show {x} as a list.", "Bulleted list: {x}", "Write down as bullets: {x}", "One per line: {x}", "Put each of these on its own line: {x}", "I want a list: {x}", "List: {x}", "A list please: {x}", "Please list: {x}", "Here are some things, list them: {x}",
+    "Arrange these in a list: {x}", "Make bullet points of {x}.", "Could you make a list of {x}?", "Please format as a list: {x}", "Bullets: {x}", "List the following: {x}", "Make me a list of these: {x}", "Itemise: {x}", "Turn {x} into bullet points.",
+    "Write {x} as bullet points.", "List them: {x}", "List all of these: {x}", "Please put {x} into a list.", "Give these as a list: {x}",
     "Make a list of: {x}", "Make a bulleted list: {x}", "List these: {x}", "Write these as a list: {x}", "Put these in a list: {x}", "Turn this into a list: {x}",
     "As a list: {x}", "Format as a bullet list: {x}", "Bullet points please: {x}", "Give me a list with {x}.", "Can you list {x}?", "Make a list with {x}.", "I need a list of {x}.",
 )  # fmt: skip
 NUMBERED_ASK = (
+    "List with numbers: {x}", "Numbered: {x}", "Please number: {x}", "Number them: {x}", "A numbered list please: {x}", "Make a list with numbers: {x}", "Put numbers before these: {x}", "Write {x} as a numbered list.", "Numbered list of {x}.", "Could you number these: {x}",
+    "Format as a numbered list: {x}", "Show as a numbered list: {x}", "List these by number: {x}", "One, two, three: number these: {x}",
     "Make a numbered list of: {x}", "Number these: {x}", "Write a numbered list: {x}", "As a numbered list: {x}", "Put these in a numbered list: {x}", "Numbered list please: {x}",
     "Give me a numbered list with {x}.", "Turn this into a numbered list: {x}",
 )  # fmt: skip
@@ -171,6 +176,8 @@ def item_list(d: Draw) -> Turn:
 
 
 COUNT_ASK = (
+    "What is the number of these items: {x}?", "Number of items: {x}", "Number of things here: {x}", "The number of items in {x}?", "Item count of {x}?", "Count what I have: {x}", "How many are there: {x}?", "How many words: {x}?", "How many names, things or numbers are in {x}?",
+    "Say how many: {x}", "Tell me the count: {x}", "What is the count of {x}?", "How many in total: {x}?", "Count the things: {x}", "Count the words: {x}", "Count up these: {x}", "I want to know how many these are: {x}", "How many did I write: {x}?",
     "How many items are in this list: {x}?", "How many items: {x}?", "Count these: {x}", "Count the items: {x}", "How many things are there: {x}?", "How many are these: {x}?",
     "How many words are in this list: {x}?", "What is the number of items in: {x}?", "Tell me how many items these are: {x}", "Count: {x}", "How many entries are there in {x}?",
     "Count this list: {x}", "Please count: {x}", "How long is this list: {x}?", "Can you count these items: {x}", "How many do I have: {x}?", "Number of items in {x}?", "Count them: {x}", "I have {x}. How many is that?",

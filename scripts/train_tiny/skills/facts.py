@@ -215,7 +215,7 @@ def absent(d: Draw, facts: list[Fact]) -> Fact:
     """A fact that is like the planted ones but is none of them."""
     known = {f.key() for f in facts}
     while True:
-        near = d.rng.choice(facts) if facts and d.chance(0.7) else None
+        near = d.rng.choice(facts) if facts and d.chance(0.4) else None
         if near is None or not near.entity:
             fact = new_fact(d)
         elif near.entity.lower() != near.entity:
