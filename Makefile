@@ -48,6 +48,7 @@ tiny: setup
 
 vectors: setup
 	$(BIN)/python scripts/make_vectors.py
+	$(BIN)/python scripts/make_coreml_vectors.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info backburner/native/*.so

@@ -32,6 +32,10 @@ def template(
         bool, typer.Option(help="A channel that takes an estimated maximum off the scores.")
     ] = True,
     weights: Annotated[str, typer.Option(help="float16 or int8.")] = "float16",
+    shift: Annotated[
+        float,
+        typer.Option(help="Weights are at most e^shift. Where small numbers are flushed to 0, try 2.75."),
+    ] = 1.9375,
 ) -> None:
     """Writes the program of one page, without K and V: spec, manifest and self-test. Needs coremltools."""
     from backburner.coreml.manifest import PageShape
@@ -49,6 +53,7 @@ def template(
         variant=variant,
         estimate=estimate and weights == "float16",
         weights=weights,
+        shift=shift,
     )
     manifest = write_template(output, shape, head_dim**-0.5)
     written = sum(file.stat().st_size for file in output.iterdir())

@@ -17,26 +17,36 @@ from backburner.errors import BakeRefused
 from tests.coreml_support import Baked, bake, built
 
 # Relative error of the worst column of o, absolute error of lse: with an estimated maximum, and without.
-# Nothing above the table of the design's first study, whose scenarios these are.
+# Nothing above the table of the design's first study, whose scenarios these are; it had no `between`.
 WITH_ESTIMATE = {
     "flat": (1.2e-3, 8e-4),
     "peaky": (1.4e-3, 2.3e-3),
+    "between": (2.6e-3, 2.3e-3),
     "outlier": (3.2e-3, 8e-4),
     "extreme": (8.4e-3, 1.3e-3),
     "masked": (6.5e-3, 1.7e-3),
 }
 # Scores near 136 are rounded to 1/8, so two rivals' weights may be 6 % off: hence the estimate by default. The study's
-# one draw of data was 0.8 % off, the worst of ours is 2 %.
+# one draw of data was 0.8 % off, the worst of ours is 2.7 %.
 WITHOUT_ESTIMATE = {
     "flat": (1.6e-3, 1.0e-3),
     "peaky": (1.4e-3, 8.2e-3),
+    "between": (3.2e-3, 8.2e-3),
     "outlier": (3.2e-3, 8.0e-4),
-    "extreme": (2.2e-2, 6.3e-2),
+    "extreme": (3e-2, 6.3e-2),
     "masked": (6.5e-3, 7.9e-3),
 }
-# Flushed denormals, infinity at 2^15 and an exp that is 2^-11 off, all at once. The study: 0.6 %, 1.6 % and 16 %.
+# Flushed denormals, infinity at 2^15 and an exp that is 2^-11 off, all at once. The study found 0.6 %, 1.6 % and 16 % at a
+# shift of 2.77. What lies between is what flushing takes most from: its many small weights are half of the sum.
 PESSIMISTIC = Rounding(flush_denormals=True, mac_limit=2.0**15, exp_error=2.0**-11)
-PESSIMISTIC_O_REL = {"flat": 6e-3, "peaky": 1.6e-2, "outlier": 0.16, "extreme": 0.16, "masked": 1.6e-2}
+PESSIMISTIC_O_REL = {
+    "flat": 6e-3,
+    "peaky": 2e-2,
+    "between": 6e-2,
+    "outlier": 0.16,
+    "extreme": 0.16,
+    "masked": 1.6e-2,
+}
 
 # The real model's heads for the largest page; half of them for the others.
 deep = pytest.mark.skipif(

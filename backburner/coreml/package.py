@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backburner.coreml.blob import Image, new_image, patch
+from backburner.coreml.blob import Image, new_image, patch, widen
 from backburner.coreml.interpreter import Interpreter
 from backburner.coreml.manifest import Manifest, PageShape, SelfTest, read_manifest
 from backburner.coreml.selftest import (
@@ -29,7 +29,7 @@ PACKAGE, PAGE_FILE = "page.mlpackage", "page.json"
 
 SELF_TEST_SEED = 20_260_101
 SELF_TEST_TOKENS = 4
-PAGE_TEST_TOKENS = 2
+PAGE_TEST_TOKENS = 3
 
 # Of the items in a package. They only have to differ from each other.
 _MODEL_ID = "6d6f6465-6c00-4000-8000-000000000001"
@@ -123,30 +123,25 @@ def page_errors(
     scale: float,
 ) -> Errors:
     """The errors of a patched page in the interpreter, for queries that look at all of it and at single rows."""
-    _, _, q = made_up(template.manifest.shape, SELF_TEST_SEED, 1, 1)
-    tokens = min(PAGE_TEST_TOKENS, template.manifest.shape.query_tokens)
+    shape = template.manifest.shape
+    tokens = min(PAGE_TEST_TOKENS, shape.query_tokens)
+    _, _, q = made_up(shape, SELF_TEST_SEED, 1, 1)
     q = np.repeat(q, tokens, axis=1)
-    group = template.manifest.shape.group
-    wide = _widened_row_norms(k)
-    for head in range(len(q)):
-        # The longest key is the one with the most to lose; asked for with a score of about 20.
-        if tokens > 1:
-            row, norm = wide[head // group]
-            q[head, 1] = row * np.float32(20 / max(norm * norm * scale, 1e-6))
+    # The longest key of a head has the most to lose. It is asked for so that it outweighs the others, then so that it
+    # weighs about as much as they do together.
+    for token, score in ((1, 20.0), (2, float(np.log(k.shape[1])) + 1)):
+        for head in range(shape.q_heads if token < tokens else 0):
+            row = longest_key(k[head // shape.group])
+            q[head, token] = row * np.float32(score / max(float(row @ row) * scale, 1e-6))
     truth = attend64(k, v, q, scale)
     return measure(Interpreter(template.spec, image).predict, template.manifest, exponents, q, scale, truth)
 
 
-def _widened_row_norms(k: npt.NDArray[Any]) -> list[tuple[npt.NDArray[np.float32], float]]:
-    """The longest key of each kv head, and its length."""
-    from backburner.coreml.blob import widen
-
-    longest = []
-    for head in widen(k):
-        norms = np.linalg.norm(head, axis=1)
-        row = int(norms.argmax())
-        longest.append((head[row], float(norms[row])))
-    return longest
+def longest_key(k: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Of one kv head's [rows, head_dim]."""
+    wide = widen(k)
+    row: npt.NDArray[np.float32] = wide[int(np.einsum("rc,rc->r", wide, wide).argmax())]
+    return row
 
 
 def bake_page(

@@ -8,7 +8,7 @@ import numpy.typing as npt
 F16 = npt.NDArray[np.float16]
 F32 = npt.NDArray[np.float32]
 
-NAMES = ("flat", "peaky", "outlier", "extreme")
+NAMES = ("flat", "peaky", "between", "outlier", "extreme")
 
 
 def make(
@@ -17,7 +17,8 @@ def make(
     """K, V [kv_heads, rows, head_dim], and q [q_heads, tokens, head_dim] unscaled.
 
     flat      gaussian: every row counts a little
-    peaky     each query looks for one row, with a score up to 27
+    peaky     each query looks for one row, with a score from 14 to 27: more than all others together
+    between   the same with 9 to 14: about as much as all others together, whose weights are small numbers
     outlier   one channel of K is 8 times the others, as in trained models; V has heavy tails, up to about 1,800
     extreme   scores from -136 to 136, V up to some thousands
     """
@@ -25,9 +26,9 @@ def make(
     k, v = rng.standard_normal((2, kv_heads, rows, head_dim), np.float32)
     q = rng.standard_normal((q_heads, tokens, head_dim), np.float32)
     group = q_heads // kv_heads
-    if name == "peaky":
+    if name in ("peaky", "between"):
         v *= 15
-        wanted = rng.uniform(9, 27, (q_heads, tokens))
+        wanted = rng.uniform(*((14, 27) if name == "peaky" else (9, 14)), (q_heads, tokens))
         for head in range(q_heads):
             for token in range(tokens):
                 row = k[head // group, rng.integers(rows)]

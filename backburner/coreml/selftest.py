@@ -55,7 +55,9 @@ def made_up(
 ) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.float16], F32]:
     """K, V [kv_heads, filled, head_dim] and q [q_heads, tokens, head_dim] of a seed.
 
-    Even tokens ask for nothing in particular. Odd tokens ask for one row: their query is that row's key.
+    Even tokens ask for nothing in particular. Odd tokens ask for one row: their query is that row's key, or (3, 7, ...)
+    half of it, which in a page of 16,384 and 256 channels weighs about as much as all other rows. That finds engines
+    which flush small weights.
     """
     k = bell(seed, shape.kv_heads, filled, shape.head_dim)
     v = bell(seed + 1, shape.kv_heads, filled, shape.head_dim)
@@ -63,7 +65,9 @@ def made_up(
     for head in range(shape.q_heads):
         for token in range(1, tokens, 2):
             row = (token * 7919 + head * 104729) % filled
-            q[head, token] = k[head // shape.group, row].astype(np.float32)
+            q[head, token] = k[head // shape.group, row].astype(np.float32) * np.float32(
+                0.5 if token % 4 == 3 else 1
+            )
     return k, v, q
 
 
