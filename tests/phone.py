@@ -24,7 +24,7 @@ from typing import Any
 import gi
 
 gi.require_version("UMockdev", "1.0")
-from gi.repository import UMockdev
+from gi.repository import UMockdev  # noqa: E402 - once it is known which version
 
 # usbfs: the number of each ioctl, whose group is 'U'.
 GETDRIVER, SUBMITURB, DISCARDURB, REAPURB, REAPURBNDELAY, GET_CAPABILITIES = 8, 10, 11, 12, 13, 26
@@ -126,11 +126,8 @@ class Joined:
         with contextlib.suppress(OSError):
             while payload := self._sock.recv(PAYLOAD_MAX):
                 with self._changed:
-                    self._changed.wait_for(
-                        lambda size=len(payload): (
-                            self._closed or self._sent + size - self._acked <= self._host_window
-                        )
-                    )
+                    while not self._closed and self._sent + len(payload) - self._acked > self._host_window:
+                        self._changed.wait()
                     if self._closed:
                         break
                 self._send(ACK, payload)
@@ -152,7 +149,9 @@ class Phone(UMockdev.IoctlBase):
         self._changed = threading.Condition()  # guards all below
         self._gone = False
         self._pending: deque[Any] = deque()  # URBs that wait for something to come in
-        self._done: deque[tuple[Any, Any, int, int, bytes]] = deque()  # URB, buffer, status, length, what came in
+        self._done: deque[tuple[Any, Any, int, int, bytes]] = (
+            deque()
+        )  # URB, buffer, status, length, what came in
         self._outgoing: deque[bytes] = deque()  # to the host
         self._incoming = b""
         self._joined: dict[tuple[int, int], Joined] = {}
@@ -318,6 +317,10 @@ class Bench:
             "bNumConfigurations": 1,
             "serial": serial,
         }
+        phone = Phone(serial, self._ports.setdefault(serial, {}))
+        self._phones[serial] = (phone, f"/sys{path}", node)
+        # First, for adding the device tells the daemon, who opens it at once.
+        self._testbed.attach_ioctl(node, phone)
         self._testbed.add_from_string(
             f"P: {path}\nN: {node.removeprefix('/dev/')}={descriptors().hex().upper()}\n"
             "E: SUBSYSTEM=usb\nE: DEVTYPE=usb_device\n"
@@ -325,10 +328,6 @@ class Bench:
             + "".join(f"A: {name}={value}\\n\n" for name, value in attributes.items())
             + f"H: descriptors={descriptors().hex().upper()}\n"
         )
-        phone = Phone(serial, self._ports.setdefault(serial, {}))
-        self._testbed.attach_ioctl(node, phone)
-        self._phones[serial] = (phone, f"/sys{path}", node)
-        self._testbed.uevent(f"/sys{path}", "add")
 
     def unplug(self, serial: str) -> None:
         phone, path, _ = self._phones.pop(serial)

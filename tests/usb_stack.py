@@ -1,5 +1,6 @@
 """A real usbmuxd on a bus where phones are emulated (tests/phone.py), in a mount namespace of its own."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -12,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
+from backburner.errors import TransportError
+from backburner.transport.usbmux import list_devices
 from tests.processes import ROOT, until
 
 PHONE = "00008150000A11223344001C"  # as USB says it
@@ -19,7 +22,9 @@ SERIAL = "00008150-000A11223344001C"  # as usbmuxd does
 OTHER_PHONE, OTHER_SERIAL = "00008140000B55667788002D", "00008140-000B55667788002D"
 
 SYSTEM_PYTHON = "/usr/bin/python3"
-PACKAGES = "umockdev gir1.2-umockdev-1.0 python3-gi libusb-1.0-0 usbmuxd libusbmuxd-tools libimobiledevice-utils"
+PACKAGES = (
+    "umockdev gir1.2-umockdev-1.0 python3-gi libusb-1.0-0 usbmuxd libusbmuxd-tools libimobiledevice-utils"
+)
 ORDER_S = 20.0
 
 
@@ -56,7 +61,15 @@ class UsbStack:
 
     @property
     def output(self) -> str:
-        return os.pread(self._log.fileno(), 2**24, 0).decode(errors="replace")
+        said = os.pread(self._log.fileno(), 2**24, 0).decode(errors="replace")
+        return "".join(line for line in said.splitlines(True) if "Client" not in line)
+
+    def answers(self) -> bool:
+        """Whether the daemon has started: one that still looks at the bus misses what is plugged in meanwhile."""
+        try:
+            return list_devices(ORDER_S, self.socket) == []
+        except TransportError:
+            return False
 
     def plug(self, phone: str = PHONE, location: int = 1) -> None:
         self._order(f"plug {phone} {location}")
@@ -70,6 +83,10 @@ class UsbStack:
 
     def refuse(self, port: int, phone: str = PHONE) -> None:
         self._order(f"refuse {phone} {port}")
+
+    def clear(self) -> None:
+        """Pulls all phones."""
+        self._order("clear")
 
     def _order(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -89,17 +106,23 @@ class UsbStack:
         except (AssertionError, OSError, subprocess.TimeoutExpired):
             pass
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # the session that was made for it
-            except ProcessLookupError:
-                pass
             self._process.wait()
 
 
 @contextmanager
 def usb_stack() -> Iterator[UsbStack]:
     with tempfile.TemporaryDirectory(prefix="usb") as name, tempfile.TemporaryFile() as log:
-        command = ["umockdev-wrapper", SYSTEM_PYTHON, str(ROOT / "tests/phone.py"), "usbmuxd", "-f", "-v", "-p"]
+        command = [
+            "umockdev-wrapper",
+            SYSTEM_PYTHON,
+            str(ROOT / "tests/phone.py"),
+            "usbmuxd",
+            "-f",
+            "-v",
+            "-p",
+        ]
         environment = dict(os.environ) | {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
         process = subprocess.Popen(
             ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /run && exec "$@"', name, *command],
@@ -113,7 +136,7 @@ def usb_stack() -> Iterator[UsbStack]:
         stack = UsbStack(process, Path(name), log)
         try:
             stack._answered()
-            until(lambda: os.path.exists(stack.socket), ORDER_S, f"usbmuxd does not start:\n{stack.output}")
+            until(stack.answers, ORDER_S, f"usbmuxd does not start:\n{stack.output}")
             yield stack
         finally:
             stack.quit()
