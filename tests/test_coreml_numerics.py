@@ -27,8 +27,8 @@ WITH_ESTIMATE = {
     "masked": (6.5e-3, 1.7e-3),
 }
 # Scores near 136 are rounded to 1/8, so two rivals' weights may be 6 % off: hence the estimate by default. The study's
-# one draw of data was 0.8 % off, the worst of ours is 2.7 %. Above 16 half a step is 7.8e-3: the study's masked page was
-# 7.9e-3 off, ours 8.1e-3.
+# one draw of data was 0.8 % off, the worst of ours is 2.7 %. Above 16 half a step is 7.8e-3: the study's masked page
+# was 7.9e-3 off, ours 8.1e-3.
 WITHOUT_ESTIMATE = {
     "flat": (1.6e-3, 1.0e-3),
     "peaky": (1.4e-3, 8.2e-3),
