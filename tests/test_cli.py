@@ -33,7 +33,7 @@ def refusal(done: "subprocess.CompletedProcess[str]") -> str:
 BAD_FLAGS = [
     (
         ["serve", "--device", "floppy"],
-        "'floppy' is not one of none, loopback, usb, usb:SERIAL, tcp://HOST:PORT",
+        "'floppy' is not one of none, loopback, usb[:SERIAL], bulk[:SERIAL], tcp://HOST:PORT",
     ),
     (["serve", "--device", "usb:my phone"], "'my phone' is not a phone's serial"),
     (["serve", "--device", "usb", "--device", "usb:A1"], "--device usb is given twice"),
