@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One BLAS thread: several of them and MLX's own fight for the cores.
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: setup serve test check format bench tiny vectors clean
+.PHONY: setup serve test test-clients check format bench tiny vectors clean
 .DEFAULT_GOAL := check
 
 setup: $(VENV)/.installed
@@ -23,6 +23,17 @@ serve: setup
 
 test: setup
 	MLX_DISABLE_COMPILE=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+# Other people's clients against the server. They want many packages: not in .venv, and not for `make test`.
+CLIENTS := build/clients-venv
+test-clients: $(CLIENTS)/.installed
+	MLX_DISABLE_COMPILE=1 HF_HUB_OFFLINE=1 $(CLIENTS)/bin/python -m pytest -m clients tests/clients $(ARGS)
+
+$(CLIENTS)/.installed: pyproject.toml
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --upgrade pip
+	$(CLIENTS)/bin/python -m pip install --quiet --editable '.[clients]'
+	touch $@
 
 check: setup
 	$(BIN)/ruff format --check .
