@@ -49,8 +49,8 @@ every_path = pytest.mark.parametrize("path", BODIES)
 # What breaks parsers: numbers beyond JSON, halves of characters, depth, wrong kinds, wrong encodings.
 ODD = (
     "NaN", "-Infinity", "1e999", "-1", "0", "1.5", "9" * 400, "true", "null", '""', '"\\ud83d"', '"\\u0000"', "[]",
-    "{}", "[" * 3000 + "]" * 3000, '{"a":' * 500 + "1" + "}" * 500, '[{"type": "text"}]', '[null]', '{"type": []}', "'x'",
-    "", '"' + "a" * 5000 + '"', '{"": {"": []}}', "[[1], 2]", '{"type": "json_schema"}', '"\\udc00\\ud800"',
+    "{}", "[" * 3000 + "]" * 3000, '{"a":' * 500 + "1" + "}" * 500, '[{"type": "text"}]', '[null]', '{"type": []}',
+    "'x'", "", '"' + "a" * 5000 + '"', '{"": {"": []}}', "[[1], 2]", '{"type": "json_schema"}', '"\\udc00\\ud800"',
 )  # fmt: skip
 BYTES = (
     b"",

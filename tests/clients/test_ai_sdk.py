@@ -23,7 +23,7 @@ from tests.clients.plays import (
 from tests.processes import messages
 
 pytestmark = pytest.mark.clients
-PACKAGES = ("@ai-sdk/openai-compatible@2.0.92", "ai@6")
+PACKAGES = ("@ai-sdk/openai-compatible@2.0.92", "ai@6.0.326")
 
 
 @pytest.fixture(scope="module")
