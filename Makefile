@@ -47,7 +47,7 @@ format: setup
 
 # Ratios measured within one run; each prints one JSON object as its last line.
 bench: setup
-	@for b in link page decode peer prefill depth survive; do echo "== $$b"; $(BIN)/python benchmarks/$$b.py --json || exit 1; done
+	@for b in link page decode peer prefill depth survive clients; do echo "== $$b"; $(BIN)/python benchmarks/$$b.py --json || exit 1; done
 
 # Trains the embedded model anew: tokenizer, weights, export, evaluation. About 70 minutes on two idle cores; goes on
 # where it was stopped. The spin count keeps PyTorch's threads from fighting with whatever else runs.

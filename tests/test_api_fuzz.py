@@ -78,7 +78,7 @@ def check(client: AsgiClient, path: str, body: bytes, **headers: str) -> None:
     assert response.status_code < 500, (body[:300], response.text)
     if response.status_code >= 400:
         assert response.json()["error"]["message"], body[:300]
-    assert client.engine.alive
+    assert client.engine.status().alive
 
 
 @every_path

@@ -71,6 +71,23 @@ def test_errors_keep_class_and_message(model) -> None:
         model.invoke(LOST)
 
 
+def test_over_responses_too(scripted_url: str) -> None:
+    from langchain_core.exceptions import ContextOverflowError
+
+    model = langchain_openai.ChatOpenAI(
+        base_url=scripted_url, api_key="none", model="tiny-qwen", max_retries=0, use_responses_api=True
+    )
+    whole = model.invoke("hi")
+    assert whole.text == TEXT
+    assert whole.usage_metadata["output_tokens"] == completion_tokens()
+    parts = list(model.bind_tools(TOOLS).stream(CALLS))
+    assert [call["args"] for call in sum(parts[1:], parts[0]).tool_calls] == CALL_ARGUMENTS
+    with pytest.raises(ContextOverflowError):
+        model.invoke(OVERFLOW)
+    with pytest.raises(ValueError, match=GONE):
+        list(model.stream(BREAKS))
+
+
 class TestSuite(integration.ChatModelIntegrationTests):
     """As far as a model of a few million parameters can pass it."""
 

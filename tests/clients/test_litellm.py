@@ -123,3 +123,35 @@ def test_tiny_answers(tiny_url: str) -> None:
         max_tokens=60,
     )
     assert "4821" in answer.choices[0].message.content
+
+
+def test_the_anthropic_route_streams_the_same_calls_and_knows_an_overflow(scripted_host: str) -> None:
+    # Its bridge has dropped tool deltas of other servers (BerriAI/litellm#29491).
+    route = {
+        "model": "anthropic/tiny-qwen",
+        "api_base": scripted_host,
+        "api_key": "none",
+        "max_tokens": 400,
+        "stream": True,
+    }
+    chunks = list(litellm.completion(messages=[{"role": "user", "content": CALLS}], tools=TOOLS, **route))
+    raw: dict[int, str] = {}
+    for part in (p for c in chunks for p in c.choices[0].delta.tool_calls or ()):
+        raw[part.index] = raw.get(part.index, "") + (part.function.arguments or "")
+    assert [json.loads(text) for text in raw.values()] == CALL_ARGUMENTS
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(messages=[{"role": "user", "content": OVERFLOW}], **route)
+    with pytest.raises(Exception, match=GONE):
+        list(litellm.completion(messages=[{"role": "user", "content": BREAKS}], **route))
+
+
+def test_responses_and_text_completions(scripted_url: str) -> None:
+    route = {"api_base": scripted_url, "api_key": "none"}
+    answer = litellm.responses(model="openai/tiny-qwen", input="hi", **route)
+    assert answer.output[0].content[0].text == TEXT
+    assert answer.usage.output_tokens == completion_tokens()
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.responses(model="openai/tiny-qwen", input=OVERFLOW, **route)
+    completed = litellm.text_completion(model="text-completion-openai/tiny-qwen", prompt="hi", **route)
+    assert (completed.choices[0].text, completed.choices[0].finish_reason) == (TEXT, "stop")

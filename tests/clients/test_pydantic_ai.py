@@ -33,7 +33,7 @@ def model(url: str, name: str):
 def test_an_answer_and_its_usage(scripted_url: str) -> None:
     result = ai.Agent(model(scripted_url, "tiny-qwen")).run_sync("hi")
     assert result.output == TEXT
-    usage = result.usage() if callable(result.usage) else result.usage
+    usage = result.usage
     assert usage.output_tokens == completion_tokens()
     assert usage.cache_read_tokens == 2
 
