@@ -186,7 +186,7 @@ def test_output_is_plain_when_piped_and_names_stages_and_url() -> None:
         assert ESCAPE not in output
         for stage in ("ok model (", "ok worker (", "ok context (", "ok warm-up ("):
             assert stage.replace(" (", " ") in output
-        assert "--model serves a real one.\n" in output, "lines are not broken at a terminal's width"
+        assert "--model serves a real one. Ask it:\n" in output, "lines are not broken at a terminal's width"
         assert server.health()["model"] == "mine"
 
 

@@ -233,7 +233,8 @@ def test_a_server_with_a_frozen_worker_can_be_stopped(tmp_path: Path) -> None:
         child.suspend()
         server.signal(signal.SIGTERM)
         assert server.wait(40) == 0
-        assert '"error"' in request.ended()[1]
+        # An error, unless the spill's copy was used in time.
+        assert any(end in request.ended()[1] for end in ('"error"', "[DONE]"))
         assert gone(child)
         assert "Traceback" not in server.output
         assert "terminate called" not in server.output

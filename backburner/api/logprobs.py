@@ -52,7 +52,7 @@ class ContentTokens:
         self._held.append(token)
         text = _joined(self._held)
         said = text.lstrip(_BLANKS)
-        if not said:
+        if _THOUGHT_START.startswith(said):  # undecided, and at the end of the answer no thought
             return []
         held, self._held = self._held, []
         if not said.startswith(_THOUGHT_START):

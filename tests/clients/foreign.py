@@ -13,7 +13,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 INSTALL_S = 300.0
 
 
-def _install(folder: Path, *commands: list[str]) -> None:
+def _install(folder: Path, what: str, *commands: list[str]) -> None:
     """Once for each cache folder. Skips the test, and says why, where the packages cannot be had."""
     done = folder / "installed"
     if done.exists():
@@ -29,10 +29,10 @@ def _install(folder: Path, *commands: list[str]) -> None:
                 stdin=subprocess.DEVNULL,
             )
         except subprocess.CalledProcessError as e:
-            reason = (e.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-            pytest.skip(f"{' '.join(command[-2:])} cannot be installed here: {reason[:200]}")
+            lines = [line for line in e.stderr.decode(errors="replace").splitlines() if "rror" in line]
+            pytest.skip(f"{what} cannot be installed here: {(lines or ['no message'])[0][:200]}")
         except (OSError, subprocess.TimeoutExpired) as e:
-            pytest.skip(f"{' '.join(command[-2:])} cannot be installed here: {e}")
+            pytest.skip(f"{what} cannot be installed here: {e}")
     done.touch()
 
 
@@ -42,7 +42,7 @@ def python_with(config: pytest.Config, requirement: str) -> Path:
     folder = config.cache.mkdir("clients-" + requirement.replace("==", "-"))
     python = folder / "venv" / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1"]
-    _install(folder, [sys.executable, "-m", "venv", "--clear", "venv"], [*pip, requirement])
+    _install(folder, requirement, [sys.executable, "-m", "venv", "--clear", "venv"], [*pip, requirement])
     return python
 
 
@@ -55,7 +55,7 @@ def node_with(config: pytest.Config, *packages: str) -> Path:
     folder = config.cache.mkdir("clients-" + packages[0].replace("/", "-"))
     (folder / "package.json").write_text('{"private": true, "type": "module"}')
     npm = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=1"]
-    _install(folder, [*npm, *packages])
+    _install(folder, " ".join(packages), [*npm, *packages])
     return folder
 
 
