@@ -29,7 +29,9 @@ def _install(folder: Path, what: str, *commands: list[str]) -> None:
                 stdin=subprocess.DEVNULL,
             )
         except subprocess.CalledProcessError as e:
-            lines = [line for line in e.stderr.decode(errors="replace").splitlines() if "error" in line.lower()]
+            lines = [
+                line for line in e.stderr.decode(errors="replace").splitlines() if "error" in line.lower()
+            ]
             pytest.skip(f"{what} cannot be installed here: {(lines or ['no message'])[0][:200]}")
         except (OSError, subprocess.TimeoutExpired) as e:
             pytest.skip(f"{what} cannot be installed here: {e}")
