@@ -168,6 +168,9 @@ def serve(
             "(never), or a number of layers."
         ),
     ] = "auto",
+    split_min_tokens: Annotated[
+        int, typer.Option(help="Reads of at most so many tokens are not split.")
+    ] = c.SPLIT_MIN_TOKENS,
     split_decode: Annotated[
         int,
         typer.Option(
@@ -273,6 +276,7 @@ def serve(
         engine=engine,
         connect=tuple(one.connect for one in workers),
         split_layer=seam,
+        split_tokens_min=split_min_tokens,
         split_decode=split_decode,
         spill_folder=c.spill_folder(spill_dir),
         spill_bytes=c.parse_bytes(spill_size),

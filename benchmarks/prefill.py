@@ -27,9 +27,8 @@ from models import SMALL, write_small
 from reads import Host, Model, Reading, fit_growth, pipelined_s, prompt, read, usable_cores_at_start
 
 from backburner.attention.select import make_engine
-from backburner.config import PAGE_TOKENS, WINDOW_TOKENS, parse_split_layer
+from backburner.config import PAGE_TOKENS, SPLIT_MIN_TOKENS, WINDOW_TOKENS, parse_split_layer
 from backburner.engine.scheduler import UBATCH_TOKENS
-from backburner.engine.seam import SPLIT_TOKENS_MIN
 from backburner.kv.residency import Residency
 from backburner.model.load import TINY, load, read_tokenizer
 
@@ -158,7 +157,7 @@ def slow(model: Model, args: argparse.Namespace) -> dict[str, Any]:
 def depth(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     """Each round goes back to where the first read ended, which is a whole ubatch's end, and reads something new."""
     page, deep = min(PAGE_TOKENS, args.tokens), 2 * args.tokens
-    more = max(args.tokens // 2, SPLIT_TOKENS_MIN + UBATCH_TOKENS)
+    more = max(args.tokens // 2, SPLIT_MIN_TOKENS + UBATCH_TOKENS)
     size = deep + more + 1
     before = prompt(deep)
     # One token more than whole ubatches, so that the checkpoint, which is where the last ubatch begins, is at `deep`.
@@ -184,7 +183,7 @@ def past(model: Model, args: argparse.Namespace) -> dict[str, Any]:
             Host(model, page, size) as one,
             Host(model, page, size).with_worker(window, seam, spill_folder=Path(spill)) as other,
         ):
-            compare(one, other, [prompt(2 * SPLIT_TOKENS_MIN, len(prompts))])
+            compare(one, other, [prompt(2 * SPLIT_MIN_TOKENS, len(prompts))])
             alone, split = compare(one, other, prompts)
         row = summary("past", alone, split, model, residency=residency)
     # The window's edge: as many tokens before it as after the first pages have left.
@@ -232,8 +231,8 @@ def main() -> None:
     parser.add_argument("--slowdown", type=float, default=1.45, help="of the worker in slow; 1.45 is 0.69x")
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
     args = parser.parse_args()
-    if args.tokens < 2 * (SPLIT_TOKENS_MIN + UBATCH_TOKENS) and "past" in args.parts:
-        parser.error(f"--tokens {args.tokens}: past needs at least {2 * (SPLIT_TOKENS_MIN + UBATCH_TOKENS)}")
+    if args.tokens < 2 * (SPLIT_MIN_TOKENS + UBATCH_TOKENS) and "past" in args.parts:
+        parser.error(f"--tokens {args.tokens}: past needs at least {2 * (SPLIT_MIN_TOKENS + UBATCH_TOKENS)}")
     fair_environment()
 
     pin(usable_cores_at_start()[0])

@@ -132,7 +132,7 @@ def survive(fault: Fault, alone: list[int], spill: Path | None = None) -> BaseEx
     """Runs a request over a faulty cable and others over a good one. Gives the first one's error."""
     error: BaseException | None = None
     begun = time.monotonic()
-    with wired(fault) as (server, cable, connect_to), ExitStack() as hosts:
+    with wired(fault) as (_, cable, connect_to), ExitStack() as hosts:
         try:
             runner = hosts.enter_context(host(connect_to, **SIZES, spill_folder=spill))
         except (TransportError, RemoteError) as e:

@@ -102,7 +102,7 @@ def test_over_a_slow_link_the_start_is_told_with_which_numbers_splitting_does_no
         connection=object(), welcome=SimpleNamespace(layers=8), speed=SimpleNamespace(bytes_per_s=1e6)
     )
     model = SimpleNamespace(layers=[None] * 8)
-    chooser = SeamChooser(model, CYCLE, [worker], lambda *_: b"", lambda: 1, None, 720_896)
+    chooser = SeamChooser(model, CYCLE, [worker], lambda *_: b"", lambda: 1, None, 512, 720_896)
     chooser.observe_host(8, 9.0)  # cold, not counted
     chooser.observe_host(8, 0.08)
     chooser.prepare()

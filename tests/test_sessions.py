@@ -298,3 +298,9 @@ def test_the_engine_reports_what_was_cached() -> None:
         assert tokens == cold(tuple(second))[0][:4]
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("ctx_size", [1, 2, 300, 513, 800])
+def test_a_small_context_does_not_keep_the_server_from_starting(ctx_size: int) -> None:
+    with serving() as server, host(lambda: link_to(server), ctx_size=ctx_size, host_tokens=ctx_size) as runner:
+        runner.warm_up()

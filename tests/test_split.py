@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backburner.config import SPLIT_MIN_TOKENS
 from backburner.engine import seam as seam_module
 from backburner.engine.runner import ModelRunner
-from backburner.engine.seam import SPLIT_TOKENS_MIN, SeamChooser
+from backburner.engine.seam import SeamChooser
 from backburner.engine.sequence import Sequence
 from backburner.engine.tail import TailRead
 from backburner.kv.pages import PageTable, PendingAttention
@@ -115,7 +116,7 @@ def test_a_split_read_of_any_length_gives_the_bits_of_the_host_alone(
 def test_a_short_read_stays_on_the_host(worker: WorkerServer) -> None:
     sent: list[Message] = []
     with host(lambda: watched(worker, sent.append), split_layer=SEAM, window_tokens=WIDE) as runner:
-        check(runner, PROMPT[:SPLIT_TOKENS_MIN])
+        check(runner, PROMPT[:SPLIT_MIN_TOKENS])
         assert seam_of(runner) is None
     assert not of(sent, TailOpen)
 

@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from backburner.attention.engine import AttentionEngine, Geometry
+from backburner.config import SPLIT_MIN_TOKENS
 from backburner.engine.grammar import Grammars
 from backburner.engine.request import GenerationRequest, RunnerStatus, WorkerStatus
 from backburner.engine.sampling import Chosen, Sampler, Score
@@ -46,6 +47,7 @@ class Placement:
     residency: Residency | None = None  # None: without workers nothing leaves
     spill: Spill | None = None
     overdue_pages: int = OVERDUE_PAGES
+    split_tokens_min: int = SPLIT_MIN_TOKENS  # shorter reads stay on the host
     split_layer: int | None = 0  # None: chosen from measured speeds; 0: reads are not split
     fingerprint: Callable[[int, int], bytes] | None = (
         None  # of layers [first, stop); None: reads are not split
@@ -94,6 +96,7 @@ class ModelRunner:
                 placement.fingerprint,
                 lambda: next(self._ids),
                 placement.split_layer,
+                placement.split_tokens_min,
                 UBATCH_TOKENS * (row_bytes + residual_bytes),
             )
 
@@ -103,7 +106,9 @@ class ModelRunner:
         """Runs a ubatch and a token, so that compiling and first touches are not the first request's wait."""
         # To measure speeds: one whole ubatch that is cold, one that counts, and the last.
         tokens = WARM_UP_TOKENS if self._seam is None else 3 * UBATCH_TOKENS
-        tokens = min(tokens, self.ctx_size, self._host_tokens)
+        tokens = min(tokens, min(self.ctx_size, self._host_tokens) - 1)  # and one that is decoded
+        if tokens < 1:
+            return
         state = self._new_sequence(GenerationRequest("warm-up", (0,) * tokens, 1), None)
         for start in range(0, tokens, UBATCH_TOKENS):
             self.prefill(state, start, min(start + UBATCH_TOKENS, tokens))

@@ -16,10 +16,6 @@ from backburner.planner.seam import Speeds, best_seam, why_not
 
 log = logging.getLogger("backburner.engine")
 
-# Reads of as many tokens stay on the host: the last ubatch runs there anyway, and of the one before it only the
-# pipeline's filling would be left. benchmarks/prefill.py: 512 tokens take 1.00x of the host alone, 768 take 0.83x.
-SPLIT_TOKENS_MIN = 512
-
 # A speed that was measured counts so much of the new value: a busy moment passes, heat does not.
 NEW_SHARE = 0.3
 
@@ -57,6 +53,7 @@ class SeamChooser:
         fingerprint: Fingerprint,
         new_id: Callable[[], int],
         split_layer: int | None,
+        split_tokens_min: int,
         ubatch_bytes: int,
     ) -> None:
         """ubatch_bytes: that cross for one ubatch, the residual out and the tail's rows back (of all layers)."""
@@ -66,6 +63,7 @@ class SeamChooser:
         self._fingerprint = fingerprint
         self._new_id = new_id
         self._split_layer = split_layer
+        self._split_tokens_min = split_tokens_min
         self._ubatch_bytes = ubatch_bytes
         self._tails: dict[int, _Tail] = {}  # by worker
         self._host_layer_us: float | None = None
@@ -111,7 +109,7 @@ class SeamChooser:
     def begin(self, state: Sequence, start: int, last_start: int) -> TailRead | None:
         """A split read from `start`, or None when the host reads alone. Raises WorkerLost."""
         self.seam = None
-        if not self.wanted or state.prompt_tokens - start <= SPLIT_TOKENS_MIN:
+        if not self.wanted or state.prompt_tokens - start <= self._split_tokens_min:
             return None
         read = self._begin(state, start, last_start)
         if read is None:

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.attention.select import make_engine
-from backburner.config import check_pages
+from backburner.config import SPLIT_MIN_TOKENS, check_pages
 from backburner.engine.engine import Runner
 from backburner.engine.runner import ModelRunner, Placement
 from backburner.engine.scheduler import UBATCH_TOKENS
@@ -61,6 +61,7 @@ class HostParts:
     connect: Sequence[Connector] = ()  # one for each worker
     shared_bytes: int = 0  # of this machine's memory that workers on it will take
     overdue_pages: int = OVERDUE_PAGES
+    split_tokens_min: int = SPLIT_MIN_TOKENS  # shorter reads stay on the host
     split_decode: int = 0  # layers of a host that cannot hold more; a worker runs the others for every token
     split_layer: int | None = None  # None: chosen from measured speeds; 0: reads are not split
     spill_folder: Path | None = None  # None: no spill
@@ -123,6 +124,7 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
             spill=spill,
             overdue_pages=parts.overdue_pages,
             split_layer=parts.split_layer,
+            split_tokens_min=parts.split_tokens_min,
             fingerprint=functools.cache(
                 lambda first, stop: layers_fingerprint(parts.folder, config, first, stop, False)
             ),
