@@ -302,5 +302,8 @@ def test_the_engine_reports_what_was_cached() -> None:
 
 @pytest.mark.parametrize("ctx_size", [1, 2, 300, 513, 800])
 def test_a_small_context_does_not_keep_the_server_from_starting(ctx_size: int) -> None:
-    with serving() as server, host(lambda: link_to(server), ctx_size=ctx_size, host_tokens=ctx_size) as runner:
+    with (
+        serving() as server,
+        host(lambda: link_to(server), ctx_size=ctx_size, host_tokens=ctx_size) as runner,
+    ):
         runner.warm_up()
