@@ -190,8 +190,7 @@ class Attend:
     q: Array  # [q_heads, T, head_dim], in the activations' dtype
 
     def __post_init__(self) -> None:
-        if self.q.ndim != 3:
-            raise ValueError(f"q of shape {self.q.shape} is not [q_heads, T, head_dim]")
+        _is_query(self.q)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,8 +207,7 @@ class AttendAhead:
     q: Array  # [q_heads, T, head_dim], in the activations' dtype
 
     def __post_init__(self) -> None:
-        if self.q.ndim != 3:
-            raise ValueError(f"q of shape {self.q.shape} is not [q_heads, T, head_dim]")
+        _is_query(self.q)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -401,6 +399,11 @@ Message: TypeAlias = (
     | TailOpen | TailOpened | TailRewind | PutRows | PutState | TailChunk | TailAck
     | GetState | StateReply | NamePages
 )  # fmt: skip
+
+
+def _is_query(q: Array) -> None:
+    if q.ndim != 3:
+        raise ValueError(f"q of shape {q.shape} is not [q_heads, T, head_dim]")
 
 
 def _is_partial(o: Array, lse: Array) -> None:
