@@ -10,7 +10,8 @@ from backburner.engine.sequence import Sequence
 from backburner.engine.tail import Stage, TailRead, bring_up
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import BackburnerError, RemoteError
-from backburner.kv.held import MirroredPages, PageConnection
+from backburner.kv.held import MirroredPages
+from backburner.kv.question import PageConnection
 from backburner.model.hybrid import HybridModel
 from backburner.planner.seam import Speeds, best_seam, why_not
 

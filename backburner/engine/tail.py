@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from backburner.engine.sequence import Checkpoint, Sequence
 from backburner.errors import BackburnerError, ProtocolError, TransportError
-from backburner.kv.held import PageConnection
 from backburner.kv.mover import PIECE_BYTES
+from backburner.kv.question import PageConnection
 from backburner.model.arrays import from_numpy, to_numpy
 from backburner.model.hybrid import HybridModel
 from backburner.transport.messages import (

@@ -11,8 +11,8 @@ from backburner import __version__
 from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.engine.request import WorkerStatus
 from backburner.errors import BackburnerError, Mismatch
-from backburner.kv.held import PageConnection
 from backburner.kv.mover import PageMover
+from backburner.kv.question import PageConnection
 from backburner.transport.link import Link, LinkSpeed
 from backburner.transport.messages import PROTOCOL_VERSION, Hello, PageGeometry, Welcome
 

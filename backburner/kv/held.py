@@ -1,34 +1,25 @@
 """One sequence's old pages: which worker or spill file has each, and attention over all of them as one partial."""
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from backburner.attention.engine import AttentionEngine, Geometry, Partial
-from backburner.attention.folded import AttentionAhead
-from backburner.attention.numpy_engine import widen
+from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.errors import BackburnerError, RemoteError, TransportError, WorkerLost
 from backburner.kv.dealing import deal
-from backburner.kv.mover import MOVE_DEADLINE_S, PIECE_BYTES, LayersOfPage, Moves, PageMover
+from backburner.kv.mover import MOVE_DEADLINE_S, PIECE_BYTES, LayersOfPage, Moves
 from backburner.kv.pages import PageTable
+from backburner.kv.question import HeldQuestion, PageConnection, Segment
 from backburner.kv.residency import Residency
 from backburner.kv.spill import Spill
-from backburner.transport.clock import ReplyClock
-from backburner.transport.link import Link
 from backburner.transport.messages import (
-    Attend,
-    AttendAhead,
     Bind,
-    FoldOnto,
     GetPage,
-    Message,
     NamePages,
-    PartialReply,
 )
 
 log = logging.getLogger("backburner.kv")
@@ -36,40 +27,8 @@ log = logging.getLogger("backburner.kv")
 # The host may run this far past its window before it waits for the worker: one page is what is always on its way.
 OVERDUE_PAGES = 1
 
-# No worker worth waiting for is slower: MLX's plain CPU operators, the slowest engine, reach 4 GFLOP/s.
-SLOWEST_FLOP_PER_S = 1e9
-
-# Nor one that takes longer for a token and layer: a tenth of the first Backburner's phone.
-SLOWEST_S_PER_TOKEN_LAYER = 3e-3
-
-# Pages from the spill that are open at a time: an engine that copies them (mlx) takes 16.8 MB for each.
-SPILLED_PAGES_AT_ONCE = 8
-
 # How often a wait for the spill's writer looks again.
 SPILL_POLL_S = 0.005
-
-
-@dataclass(eq=False, slots=True)
-class PageConnection:
-    """A worker that is there now: its link, its mover, and how long its partials take."""
-
-    link: Link
-    mover: PageMover
-    attends: ReplyClock = field(init=False)  # units: FLOP
-    chunks: ReplyClock = field(init=False)  # units: tokens times layers
-
-    def __post_init__(self) -> None:
-        self.attends = ReplyClock(1 / SLOWEST_FLOP_PER_S, self.link.timeout_s)
-        self.chunks = ReplyClock(SLOWEST_S_PER_TOKEN_LAYER, self.link.timeout_s)
-
-    @property
-    def alive(self) -> bool:
-        return self.mover.error is None and self.link.alive
-
-    @property
-    def error(self) -> str:
-        """Why it is not alive."""
-        return str(self.mover.error or self.link.failure or "the link is closed")
 
 
 class PageWorker(Protocol):
@@ -116,17 +75,6 @@ class MirroredPages:
     worker: int
     sequence: int  # the tail's number
     pages: int
-
-
-@dataclass(slots=True)
-class _Segment:
-    """Consecutive pages that one holder answers for: a worker's share, or (None) the spill."""
-
-    share: _Share | None
-    start: int  # page numbers
-    stop: int
-    tag: int | None = None  # of the message that was posted
-    posted_s: float = 0.0
 
 
 class HeldPages:
@@ -181,16 +129,28 @@ class HeldPages:
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
-    def ask(self, layer: int, count: int, q: npt.NDArray[Any]) -> "_Question":
+    def ask(self, layer: int, count: int, q: npt.NDArray[Any]) -> HeldQuestion:
         """Sends one query block [q_heads, T, head_dim] for the first `count` pages of a layer; returns at once."""
-        segments: list[_Segment] = []
-        for i in range(count):
-            share = self._bound(i)
-            if segments and segments[-1].share is share:
-                segments[-1].stop = i + 1
+        segments: list[Segment] = []
+        last: _Share | None = None
+        for page in range(count):
+            share = self._bound(page)
+            if segments and share is last:
+                segments[-1].stop = page + 1
+            elif share is None:
+                segments.append(Segment(page, page + 1))
             else:
-                segments.append(_Segment(share, i, i + 1))
-        question = _Question(self, layer, q, segments)
+                first, sequence = self._slots[page], share.moves.sequence
+                segments.append(Segment(page, page + 1, share.connection, sequence, first))
+            last = share
+
+        def spilled(start: int, stop: int) -> list[Any]:
+            pages = [self._spilled(page, layer) for page in range(start, stop)]
+            assert self._spill is not None, "it has just given pages"
+            self._spill.partials += 1
+            return pages
+
+        question = HeldQuestion(self._engine, self._geometry, layer, q, segments, spilled)
         question.post()
         return question
 
@@ -429,95 +389,6 @@ class HeldPages:
             self._spill.release(self._keys)
         self._shares.clear()
         del self._plan[:], self._slots[:], self._keys[:]
-
-
-class _Question:
-    """One query block on its way to all holders of a sequence's old pages."""
-
-    def __init__(self, held: HeldPages, layer: int, q: npt.NDArray[Any], segments: list[_Segment]) -> None:
-        self._held = held
-        self._layer = layer
-        self._q = q
-        self._segments = segments
-
-    def post(self) -> None:
-        """The first holder folds from nothing; the others compute ahead and get the fold before theirs later."""
-        for n, segment in enumerate(self._segments):
-            share = segment.share
-            if share is None:
-                continue
-            first = self._held._slots[segment.start]
-            ask = Attend if n == 0 else AttendAhead
-            share.connection.mover.be_patient(share.connection.attends.deadline_s(self._flop(segment)))
-            segment.posted_s = time.monotonic()
-            with contextlib.suppress(TransportError):  # `answer` goes another way
-                segment.tag = share.connection.link.post(
-                    ask(share.moves.sequence, self._layer, first, segment.stop - segment.start, self._q)
-                )
-
-    def answer(self) -> Partial:
-        """The fold over all held pages. Raises WorkerLost when pages are nowhere any more."""
-        folded: Partial | None = None
-        for segment in self._segments:
-            partial = self._from_worker(segment, folded)
-            folded = partial if partial is not None else self._from_spill(segment, folded)
-        assert folded is not None, "asked for no page"
-        return folded
-
-    def _flop(self, segment: _Segment) -> float:
-        pages = segment.stop - segment.start
-        return 4.0 * self._q.size * pages * self._held._geometry.page_tokens
-
-    def _from_worker(self, segment: _Segment, before: Partial | None) -> Partial | None:
-        share = segment.share
-        if share is None or segment.tag is None:
-            return None
-        connection, tag, flop = share.connection, segment.tag, self._flop(segment)
-        segment.tag = None
-        deadline_s = connection.attends.deadline_s(flop)
-        try:
-            reply: Message
-            if segment is self._segments[0]:
-                reply = connection.link.wait(tag, deadline_s)
-                connection.attends.observe(flop, time.monotonic() - segment.posted_s)
-            else:
-                assert before is not None
-                connection.link.wait(tag, deadline_s)
-                connection.attends.observe(flop, time.monotonic() - segment.posted_s)
-                reply = connection.link.exchange(FoldOnto(tag, before.o, before.lse), deadline_s)
-        except (RemoteError, TransportError) as e:
-            log.warning("a worker did not answer for held pages: %s", e)
-            connection.link.give_up(str(e))
-            return None
-        assert isinstance(reply, PartialReply)  # the link has checked it
-        if reply.o.shape != self._q.shape:
-            # Broadcasting would merge it without a word.
-            why = f"a partial of shape {reply.o.shape} for a query of {self._q.shape}"
-            log.error("%s", why)
-            connection.link.give_up(why)
-            return None
-        return Partial(reply.o, reply.lse)
-
-    def _from_spill(self, segment: _Segment, before: Partial | None) -> Partial:
-        held, q = self._held, widen(self._q)
-        folded = before
-        for start in range(segment.start, segment.stop, SPILLED_PAGES_AT_ONCE):
-            stop = min(start + SPILLED_PAGES_AT_ONCE, segment.stop)
-            pages = [held._spilled(page, self._layer) for page in range(start, stop)]
-            folded = AttentionAhead(held._engine, held._geometry, q, pages).fold(folded)
-        assert folded is not None, "a segment has pages"
-        if held._spill is not None:
-            held._spill.partials += 1
-        return folded
-
-    def abandon(self) -> None:
-        """Takes the replies off the links, where they would stay for ever."""
-        for segment in self._segments:
-            tag, segment.tag = segment.tag, None
-            if tag is not None and segment.share is not None:
-                connection = segment.share.connection
-                with contextlib.suppress(BackburnerError):
-                    connection.link.wait(tag, connection.attends.deadline_s(self._flop(segment)))
 
 
 def _lost(error: BackburnerError) -> WorkerLost:
