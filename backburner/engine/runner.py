@@ -252,14 +252,7 @@ class ModelRunner:
     def _resumed(self, request: GenerationRequest, prompt: list[int]) -> Sequence | None:
         """A kept conversation that this prompt continues, cut back to where both agree."""
         limit = len(prompt) - 1  # the last token has to run, for its logits
-
-        def saved(state: Sequence, common: int) -> int:
-            checkpoint = state.checkpoints.last(min(common, limit))
-            position = checkpoint.position if checkpoint else 0
-            # One that has more to lose than to give stays for its own next request.
-            return position if 2 * position >= state.prompt_tokens else 0
-
-        state = self.sessions.take(prompt, saved)
+        state = self.sessions.take(prompt, lambda kept, common: kept.saves(min(common, limit)))
         if state is None:
             return None
         try:

@@ -43,6 +43,11 @@ class ReadCounts:
     worker_s: float = 0.0  # that workers computed
 
 
+def _moved(before: float | None, measured: float) -> float:
+    """A moving average with one more measurement."""
+    return measured if before is None else before + NEW_SHARE * (measured - before)
+
+
 class SeamChooser:
     """Which layers workers run in the next read. `split_layer`: None for auto, 0 for never, else the seam."""
 
@@ -83,9 +88,7 @@ class SeamChooser:
         if self._cold:  # it also compiled, and touched memory for the first time
             self._cold = False
             return
-        layer_us = seconds / layers * 1e6
-        before = self._host_layer_us
-        self._host_layer_us = layer_us if before is None else before + NEW_SHARE * (layer_us - before)
+        self._host_layer_us = _moved(self._host_layer_us, seconds / layers * 1e6)
 
     def observe_read(self, read: TailRead) -> None:
         """A split read has ended: how fast its workers were."""
@@ -95,8 +98,7 @@ class SeamChooser:
         layer_us = read.worker_s / read.tokens * UBATCH_TOKENS / (len(self._model.layers) - read.seam) * 1e6
         for tail in self._tails.values():
             if any(stage.connection is tail.connection for stage in read.stages):
-                before = tail.layer_us
-                tail.layer_us = layer_us if before is None else before + NEW_SHARE * (layer_us - before)
+                tail.layer_us = _moved(tail.layer_us, layer_us)
 
     def observe_loss(self, read: TailRead) -> None:
         """A split read goes on without its workers."""

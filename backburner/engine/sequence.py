@@ -97,6 +97,13 @@ class Sequence:
             Checkpoint(position, {i: list(self.caches[i].cache) for i in self.recurrent_layers})
         )
 
+    def saves(self, position: int) -> int:
+        """How many tokens need no reading if a prompt goes on from `position`; 0: not worth taking this one for it."""
+        checkpoint = self.checkpoints.last(position)
+        kept = checkpoint.position if checkpoint else 0
+        # One that has more to lose than to give stays for its own next request.
+        return kept if 2 * kept >= self.prompt_tokens else 0
+
     def rewind(self, position: int) -> int:
         """Goes back to the last checkpoint at or before `position`, and says where that is. Raises WorkerLost.
 

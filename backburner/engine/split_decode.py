@@ -107,12 +107,8 @@ class SplitDecodeRunner:
         prompt = list(request.prompt)
         limit = len(prompt) - 1
 
-        def saved(state: _State, common: int) -> int:
-            checkpoint = state.sequence.checkpoints.last(min(common, limit))
-            position = checkpoint.position if checkpoint else 0
-            return position if 2 * position >= state.sequence.prompt_tokens else 0
-
-        state = self.sessions.take(prompt, saved) or self._new_state(request, sampler)
+        state = self.sessions.take(prompt, lambda kept, common: kept.sequence.saves(min(common, limit)))
+        state = state or self._new_state(request, sampler)
         sequence = state.sequence
         state.request, sequence.sample = request, sampler
         common = min(common_prefix(sequence.tokens, prompt), limit) if state.done else 0
