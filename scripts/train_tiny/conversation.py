@@ -43,23 +43,24 @@ USER_DOCUMENTS = (
 
 # How often each skill is drawn where nothing in the setting asks for another one.
 FREE: tuple[tuple[float, Callable[[Draw], Turn]], ...] = (
-    (8.0, backburner.question),
+    (7.5, backburner.question),
     (3.5, talk.small_talk),
     (2.4, talk.unknown),
-    (3.5, exact.repeat),
+    (3.0, exact.repeat),
     (3.5, exact.json_object),
-    (1.8, exact.item_list),
-    (1.4, exact.count_items),
+    (2.8, exact.item_list),
+    (2.0, exact.count_items),
     (1.2, exact.sequence),
     (0.6, exact.category),
-    (0.5, facts.inline_unknown),
-    (0.7, facts.nowhere),
+    (0.6, facts.inline_unknown),
+    (0.8, facts.nowhere),
 )
 
 
-# Of the questions about a text, those whose answer it does not hold. With 0.14 of them, the run of 4,400 steps never
-# learnt to look: it made up a value for every one.
-ABSENT_SHARE = 0.35
+# Of the questions about a text, those whose answer it does not hold.
+ABSENT_SHARE = 0.25
+# Of the requests where there are functions, those that none of them fits.
+MISFIT_SHARE = 0.28
 
 
 @dataclass(slots=True)
@@ -204,7 +205,7 @@ def conversation(d: Draw, tokens: int) -> Row:
         if planted and d.chance(0.85 if questions else 0.12):
             turn = questions.next(d)
         elif toolbox and d.chance(0.72):
-            turn = tools.misfit(d, toolbox) if d.chance(0.22) else tools.call(d, rng.choice(toolbox))
+            turn = tools.misfit(d, toolbox) if d.chance(MISFIT_SHARE) else tools.call(d, rng.choice(toolbox))
         elif d.chance(0.13):
             told, asked = facts.inline_pair(d)
             take_turn(d, row, told, thinking)
@@ -212,6 +213,9 @@ def conversation(d: Draw, tokens: int) -> Row:
             continue
         else:
             turn = free_turn(d)
+            if toolbox and turn.answer == talk.FALLBACK:
+                # "How is the weather in Oslo?" is both: where there are functions, it is theirs to answer.
+                turn.answer, turn.thought = tools.NO_FUNCTION, "None of the functions fits."
         if turn.loose:
             turn.user = loosened(d, turn.user)
         take_turn(d, row, turn, thinking)

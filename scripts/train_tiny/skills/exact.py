@@ -8,7 +8,7 @@ import json
 from .. import filler
 from .. import values as v
 from .. import words as w
-from ..split import Draw
+from ..split import Draw, is_held_out
 from .turns import Turn
 
 REPEAT = (
@@ -145,6 +145,39 @@ NUMBERED_ASK = (
 )  # fmt: skip
 
 
+# Asks made of parts: (lead) (what to do) (with what): the few hundred of each that come out teach the parts apart.
+ASK_LEADS = (
+    "", "", "", "Please ", "Can you ", "Could you ", "Now ", "I want you to ", "Would you ", "Next, ", "Hi, ", "Kindly ", "For me, ", "Will you ", "Just ", "Try to ", "Then ", "You should ",
+)  # fmt: skip
+ASK_WITH = (
+    "", "", " these", " the following", " these things", " these items", " all of these", " the items", " what follows", " these words", " all these", " the things", " these entries", " them all",
+    " those", " those things", " what I have", " the following items", " each of these",
+)  # fmt: skip
+LIST_VERBS = (
+    "list", "list", "make a list of", "write a list of", "give me a list of", "make a bullet list of", "bullet", "make bullets of", "show a list of", "write bullet points for", "itemise", "put bullets before",
+    "write down a list of", "print a list of", "show as a list", "write as a list", "make bullet points of", "list up", "put one per line",
+)  # fmt: skip
+NUMBER_VERBS = (
+    "number", "number", "make a numbered list of", "write a numbered list of", "list by number", "put numbers before", "give numbers to", "write with numbers", "give me a numbered list of", "list with numbers",
+    "show a numbered list of", "print a numbered list of", "enumerate", "write as a numbered list",
+)  # fmt: skip
+COUNT_VERBS = (
+    "count", "count", "count up", "tell me the number of", "give me the number of", "find the number of", "say the number of", "count for me", "tell me how many are in", "get the count of", "give the total of",
+    "work out the number of", "tell me the count of", "say how many are in",
+)  # fmt: skip
+
+
+def _asked(d: Draw, forms: tuple[str, ...], verbs: tuple[str, ...]) -> str:
+    """A wording with {x}: from the list, or as often one made of parts."""
+    if d.chance(0.5):
+        return d.wording(forms)
+    while True:
+        lead, verb, what = d.any(ASK_LEADS), d.any(verbs), d.any(ASK_WITH)
+        if is_held_out(lead + verb + what) == (d.side == "evaluate"):
+            text = lead + verb + what
+            return text[0].upper() + text[1:] + ": {x}"
+
+
 def _items(d: Draw, low: int, high: int) -> list[str]:
     count = d.rng.randint(low, high)
     pool = d.rng.choice(
@@ -170,7 +203,7 @@ def _listed(d: Draw, items: list[str], form: str) -> str:
 
 def item_list(d: Draw) -> Turn:
     items, numbered = _items(d, 2, 7), d.chance(0.35)
-    form = d.wording(NUMBERED_ASK if numbered else LIST_ASK)
+    form = _asked(d, NUMBERED_ASK, NUMBER_VERBS) if numbered else _asked(d, LIST_ASK, LIST_VERBS)
     answer = "\n".join(f"{i}. {x}" if numbered else f"- {x}" for i, x in enumerate(items, 1))
     return Turn(form.format(x=_listed(d, items, form)), answer, "The user wants a list.", keys=[answer])
 
@@ -191,7 +224,10 @@ def count_items(d: Draw) -> Turn:
     aloud = ", ".join(f"{i} {x}" for i, x in enumerate(items, 1))
     answer = f"{aloud}: {len(items)} item{'s' if len(items) > 1 else ''}."
     return Turn(
-        d.wording(COUNT_ASK).format(x=", ".join(items)), answer, "The user wants me to count.", keys=[answer]
+        _asked(d, COUNT_ASK, COUNT_VERBS).format(x=", ".join(items)),
+        answer,
+        "The user wants me to count.",
+        keys=[answer],
     )
 
 

@@ -21,7 +21,11 @@ class Fact:
     statement: str
     answer: str
     questions: tuple[str, ...]
-    unknown: str  # what is said when it is not there
+    # What is said when it is not there. It begins as the answer does: whether there is a value has to be known only where
+    # the value would stand, and there the model is looking for it anyway. With "I do not know the code of ..." it had to
+    # be known before the first word, and a run of 4,400 steps never learnt it: it made up every value.
+    unknown: str
+    asked: str  # the code of the blue gate
 
     def key(self) -> tuple[str, str]:
         return self.entity, self.attribute
@@ -57,6 +61,12 @@ PERSON_FACTS = {
     "age": (lambda d: str(d.rng.randint(2, 99)), ("{p} is {v} years old.", "{p} has turned {v} years."), "{p} is {v} years old.",
             ("How old is {p}?", "What is {p}'s age?", "What age is {p}?", "How many years old is {p}?", "What is the age of {p}?", "Tell me how old {p} is.")),
 }  # fmt: skip
+
+UNKNOWN = "something that I do not know"
+UNKNOWN_PERSON = {
+    "city": "{p} lives in a place that I do not know.",
+    "age": "{p} is of an age that I do not know.",
+}
 
 STATEMENTS = (
     "The {a} of the {e} is {v}.",
@@ -160,7 +170,8 @@ def thing_fact(d: Draw, about: str | None = None, attribute: str | None = None) 
         statement,
         f"The {a} of the {e} is {value}.",
         questions,
-        f"I do not know the {a} of the {e}.",
+        f"The {a} of the {e} is {UNKNOWN}.",
+        f"the {a} of the {e}",
     )
 
 
@@ -173,15 +184,16 @@ def person_fact(d: Draw, about: str | None = None, attribute: str | None = None)
     asked = tuple(d.wording(questions).format(p=p, pet=pet) for _ in range(2))
     what = {"city": f"where {p} lives", "job": f"what {p} does", "food": f"{p}'s favourite food", "colour": f"{p}'s favourite colour",
             "phone": f"{p}'s phone number", "pet": f"what {p}'s {pet} is called", "birthday": f"{p}'s birthday", "age": f"how old {p} is"}[a]  # fmt: skip
+    unknown = UNKNOWN_PERSON.get(a, answer).format(p=p, v=UNKNOWN, pet=pet)
     return Fact(p, a + pet, value, d.any(statements).format(p=p, v=value, pet=pet), answer.format(p=p, v=value, pet=pet), asked,
-                f"I do not know {what}.")  # fmt: skip
+                unknown, what)  # fmt: skip
 
 
 def bare_fact(d: Draw) -> Fact:
     a = d.rng.choice(BARE)
     value = v.generic(d)
     return Fact("", a, value, d.any(BARE_STATEMENTS).format(a=a, v=value), f"The {a} is {value}.",
-                tuple(d.wording(BARE_QUESTIONS).format(a=a) for _ in range(2)), f"I do not know the {a}.")  # fmt: skip
+                tuple(d.wording(BARE_QUESTIONS).format(a=a) for _ in range(2)), f"The {a} is {UNKNOWN}.", f"the {a}")  # fmt: skip
 
 
 def new_fact(d: Draw) -> Fact:
@@ -236,10 +248,9 @@ def nowhere(d: Draw) -> Turn:
 
 def question(d: Draw, fact: Fact, *, there: bool) -> Turn:
     answer = fact.answer if there else fact.unknown
-    what = fact.unknown.removeprefix("I do not know ").removesuffix(".")
-    thought = f"The user asks {'' if what.startswith(('where', 'what', 'how')) else 'for '}{what}."
-    if not there:
-        thought += " The text does not say it."
+    thought = (
+        f"The user asks {'' if fact.asked.startswith(('where', 'what', 'how')) else 'for '}{fact.asked}."
+    )
     return Turn(
         d.rng.choice(fact.questions),
         answer,
@@ -260,6 +271,12 @@ INLINE = (
     ("I am a {j} by trade.", "That is a good job.", ("What is my job?", "What do I do for a living?", "What do I work as?", "What's my job?", "Which job do I have?", "Do you know my job?"), "Your job is {j}.", "job"),
     ("I am {y} years old.", "Good to know.", ("How old am I?", "What is my age?", "What's my age?", "Do you know how old I am?", "Tell me my age.", "How many years old am I?"), "You are {y} years old.", "age"),
 )  # fmt: skip
+
+
+UNKNOWN_INLINE = {
+    "city": "You live in a place that I do not know.",
+    "age": "You are of an age that I do not know.",
+}
 
 
 def inline_pair(d: Draw) -> tuple[Turn, Turn]:
@@ -297,10 +314,12 @@ def inline_pair(d: Draw) -> tuple[Turn, Turn]:
 
 def inline_unknown(d: Draw) -> Turn:
     """The same questions where nothing was told."""
-    _, _, questions, _, _ = d.rng.choice(INLINE)
-    t, a = (
-        d.rng.choice(w.ANIMALS),
-        d.rng.choice(("password", "code", "favourite colour", "lucky number", "phone number")),
-    )
-    return Turn(d.wording(questions).format(t=t, a=a), "I do not know: you have not told me.", "The user asks about something they have not told me.",
+    _, _, questions, answer, kind = d.rng.choice(INLINE)
+    slots = {
+        "t": d.rng.choice(w.ANIMALS),
+        "a": d.rng.choice(("password", "code", "favourite colour", "lucky number", "phone number")),
+        **dict.fromkeys("ncxvjy", UNKNOWN),
+    }
+    told = UNKNOWN_INLINE.get(kind, answer).format(**slots)
+    return Turn(d.wording(questions).format(**slots), told, "The user asks about something they told me.",
                 keys=["I do not know"], loose=True)  # fmt: skip

@@ -310,6 +310,9 @@ def call(d: Draw, tool: Tool) -> Turn:
     return turn
 
 
+NO_FUNCTION = "I have no function for that."
+
+
 def misfit(d: Draw, tools: list[Tool]) -> Turn:
     """A request for a function that is not there."""
     while True:
@@ -319,7 +322,7 @@ def misfit(d: Draw, tools: list[Tool]) -> Turn:
     values = {slot: maker(d) for slot, (_, maker) in kind.parameters.items()}
     return Turn(
         d.wording(kind.asks).format(**values),
-        "I have no function for that.",
+        NO_FUNCTION,
         "None of the functions fits.",
-        keys=["I have no function"],
+        keys=[NO_FUNCTION],
     )
