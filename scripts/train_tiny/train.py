@@ -26,11 +26,11 @@ from .tokenizer import letter_pieces, train_tokenizer
 STEPS = 5000
 CHECKPOINT_EVERY_S = 300
 LOG_EVERY_STEPS = 20
-# What the model reads is learnt a little too, early on. It can't be foretold, so its loss stays near 3 while that of the
-# answers falls below 0.05, and at an equal weight its noise would be most of the late gradient.
+# What the model reads is learnt a little too, early on. It can't be foretold, so its loss stays near 3 while that of
+# the answers falls below 0.05: at an equal weight its noise would be most of the late gradient.
 CONTEXT_WEIGHT, CONTEXT_UNTIL = 0.1, 0.5
-# Answers are mostly copies that are soon certain; what decides them are single tokens: the first of an answer, the name of
-# a function, a value's first. Each token weighs what it still lacks of certainty (focal loss, Lin et al. 2017, gamma 1).
+# Answers are mostly copies that are soon certain; what decides them are single tokens: the first of an answer, of a
+# name, of a value. Each token weighs what it still lacks of certainty (focal loss, Lin et al. 2017, gamma 1).
 SURE_WEIGHT = 0.05
 CLIP = 1.0
 
