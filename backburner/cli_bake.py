@@ -19,6 +19,12 @@ def template(
         str | None,
         typer.Option(help="A model folder or a Hugging Face id (OWNER/NAME). Default: the embedded `tiny`."),
     ] = None,
+    attention: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of a model, the numbers of query heads, K/V heads and channels of a head: 24,4,256."
+        ),
+    ] = None,
     page_tokens: Annotated[int, typer.Option(help="Positions in a baked page.")] = 16_384,
     block_tokens: Annotated[int, typer.Option(help="Positions in one convolution.")] = 4_096,
     columns: Annotated[
@@ -41,7 +47,11 @@ def template(
     from backburner.coreml.manifest import PageShape
     from backburner.coreml.package import write_template
 
-    q_heads, kv_heads, head_dim = _attention_shape(model)
+    if attention is not None and model is not None:
+        raise ConfigError("--attention says what --model would: give one of them.")
+    q_heads, kv_heads, head_dim = (
+        _attention_shape(model) if attention is None else _attention_numbers(attention)
+    )
     one_block = variant != "block"
     shape = PageShape(
         q_heads=q_heads,
@@ -101,6 +111,15 @@ def _attention_shape(model: str | None) -> tuple[int, int, int]:
         return q_heads, kv_heads, int(text.get("head_dim") or text["hidden_size"] // q_heads)
     except (KeyError, TypeError, ValueError) as e:
         raise ConfigError(f"{folder}/config.json does not say how large its attention is: {e!r}") from None
+
+
+def _attention_numbers(text: str) -> tuple[int, int, int]:
+    """The same from --attention."""
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.strip().isdigit() for part in parts):
+        raise ConfigError(f"--attention {text!r} is not three numbers; write for example 24,4,256.")
+    q_heads, kv_heads, head_dim = (int(part) for part in parts)
+    return q_heads, kv_heads, head_dim
 
 
 def _read_kv(path: Path) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ from backburner.coreml.selftest import (
     LSE_ABS_MAX,
     O_REL_MAX,
     Errors,
+    Predict,
     attend64,
     made_up,
     measure,
@@ -121,8 +122,12 @@ def page_errors(
     v: npt.NDArray[Any],
     exponents: npt.NDArray[np.int16],
     scale: float,
+    predict: Predict | None = None,
 ) -> Errors:
-    """The errors of a patched page in the interpreter, for queries that look at all of it and at single rows."""
+    """The errors of a patched page for queries that look at all of it and at single rows.
+
+    predict: what runs the page; the interpreter unless given.
+    """
     shape = template.manifest.shape
     tokens = min(PAGE_TEST_TOKENS, shape.query_tokens)
     _, _, q = made_up(shape, SELF_TEST_SEED, 1, 1)
@@ -134,7 +139,8 @@ def page_errors(
             row = longest_key(k[head // shape.group])
             q[head, token] = row * np.float32(score / max(float(row @ row) * scale, 1e-6))
     truth = attend64(k, v, q, scale)
-    return measure(Interpreter(template.spec, image).predict, template.manifest, exponents, q, scale, truth)
+    predict = predict or Interpreter(template.spec, image).predict
+    return measure(predict, template.manifest, exponents, q, scale, truth)
 
 
 def longest_key(k: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
