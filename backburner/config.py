@@ -32,6 +32,11 @@ SPILL_SIZE = "16GiB"
 # then is better told at once.
 MAX_QUEUE = 64
 
+# An engine that has failed is made again after so many seconds, the first, second and third time within ten minutes: a
+# model is loaded from the file cache in less, and a fault that comes a fourth time will come a fifth.
+ENGINE_RESTART_PAUSES_S = (0.0, 5.0, 30.0)
+ENGINE_RESTART_WINDOW_S = 600.0
+
 # Prompts of 262k tokens are about 1 MiB of text; tool results pasted as JSON need more.
 MAX_BODY = "32MiB"
 

@@ -26,7 +26,7 @@ class ContextExceeded(BackburnerError):
 
 
 class GrammarError(BackburnerError):
-    """The answer cannot be kept to the JSON schema that the request asks for."""
+    """The answer cannot be kept to the JSON schema, or to the tools' schemas, that the request asks for."""
 
     code = "invalid_grammar"
 

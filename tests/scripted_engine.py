@@ -166,6 +166,8 @@ class ScriptedEngine:
                 pass
             except BackburnerError as e:
                 job.emit(Failed(e))
+            except Exception as e:  # of the script: a test is to fail and not to wait
+                job.emit(Failed(BackburnerError(f"the script is wrong: {e!r}")))
             finally:
                 self.running = None
 

@@ -320,7 +320,9 @@ def test_models_tell_the_effective_context_under_each_name_that_agents_read() ->
     with asgi(says("A"), ctx_size=100_000) as client:
         (entry,) = client.get("/v1/models").json()["data"]
         assert client.get(f"/v1/models/{MODEL}").json() == entry
-    assert entry["max_model_len"] == entry["context_length"] == entry["meta"]["n_ctx"] == 4096
+    names = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
+    assert [entry[name] for name in names] == [4096] * len(names)
+    assert entry["meta"]["n_ctx"] == 4096
     assert (entry["id"], entry["object"]) == (MODEL, "model")
     assert isinstance(entry["created"], int)
 

@@ -113,12 +113,30 @@ def test_logprobs_join_to_the_content_that_a_stop_string_cuts(text: str) -> None
         ("\n\n  the answer is 4\n", True),
         ("<think>\nthe answer is 4", False),
         ("\n", True),
+        ("<think>Let me see.", True),
+        ("<think>\nLet me see.\n</think>\n\nyes", True),
+        ("<think>", True),
+        (" <thin", True),
     ],
 )
 def test_logprobs_are_of_the_content_and_not_of_the_thoughts(text: str, thinks: bool) -> None:
     with asgi(says(text)) as client:
         choice = both_ways(client, logprobs=True, **(THINKS if thinks else {}))
     assert joined(choice) == choice["message"]["content"]
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_logprobs_are_of_the_text_around_calls_and_not_of_the_calls(thinks: bool) -> None:
+    call = call_text(city="Oslo")
+    said = f"I look: 🙂\n\n{call}\n{call}\n\nDone, a <b."
+    with asgi(says("hm\n</think>\n\n" + said if thinks else said)) as client:
+        fields: dict[str, Any] = {"tools": TOOLS, "logprobs": True, **(THINKS if thinks else {})}
+        choice = both_ways(client, **fields)
+        assert joined(choice) == choice["message"]["content"] == "I look: 🙂\n\nDone, a <b."
+    with asgi(says(call)) as client:
+        choice = both_ways(client, logprobs=True, tools=TOOLS)
+    assert choice["message"]["content"] is None
+    assert choice["logprobs"] == {"content": []}
 
 
 def test_an_impossible_token_has_a_logprob_that_is_json() -> None:
@@ -175,77 +193,88 @@ def test_a_schema_beside_json_object_holds_as_llama_cpp_takes_it() -> None:
     assert error["param"] == "response_format.schema"
 
 
-def test_json_and_calls_at_once_are_refused_but_json_in_a_conversation_with_tools_is_not() -> None:
-    fields: dict[str, Any] = {"response_format": {"type": "json_object"}, "tools": TOOLS}
-    with asgi(says("{}")) as client:
-        assert error_of(client.chat(**fields), 400)["param"] == "response_format"
-        assert not client.engine.requests
-        assert grammar_of(client, tool_choice="none", **fields) == Grammar(None, None)
+def test_with_tools_the_answer_is_a_call_or_the_json_and_with_none_of_them_only_json() -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    for fields in ({"response_format": wanted}, {"response_format": {"type": "json_object"}}):
+        with asgi(says('{"b": 1}')) as client:
+            held = grammar_of(client, tools=TOOLS, **fields, **THINKS)
+            assert held is not None
+            assert held.after == "</think>"
+            assert "<function=forecast>" in held.rules
+            assert "%json" in held.rules.partition("call:")[0]
+            alone = grammar_of(client, tools=TOOLS, tool_choice="none", **fields)
+            assert alone is not None
+            assert alone.rules is None
+            forced = grammar_of(client, tools=TOOLS, tool_choice="required", **fields)
+            assert forced is not None
+            assert "%json" not in forced.rules.partition("call:")[0], "a call was asked for, and no answer"
+            assert both_ways(client, tools=TOOLS, **fields)["message"]["content"] == '{"b": 1}'
 
 
 # tools
 
 
-def test_tool_choice_decides_what_is_shown_and_what_the_answer_begins_with() -> None:
+def test_tool_choice_decides_what_is_shown_and_what_the_answer_is_held_to() -> None:
     with asgi(says("A")) as client:
-        ends = {}
         for choice in (None, "auto", "none", "required", NAMED):
-            client.chat(tools=TOOLS, tool_choice=choice)
-            prompt = prompt_of(client)
-            assert ("forecast" in prompt) == (choice != "none")
-            ends[str(choice)] = prompt.rpartition(CLOSED)[2]
-    assert ends == {
-        "None": "",
-        "auto": "",
-        "none": "",
-        "required": "<tool_call>\n<function=forecast>\n",
-        str(NAMED): "<tool_call>\n<function=forecast>\n",
-    }
+            grammar = grammar_of(client, tools=[FORECAST, NOW], tool_choice=choice)
+            assert ("forecast" in prompt_of(client)) == (choice != "none")
+            assert prompt_of(client).endswith(CLOSED)
+            rules = grammar.rules if grammar else ""
+            assert ("<function=forecast>" in rules) == (choice in ("required", NAMED))
+            assert ("<function=now>" in rules) == (choice == "required")
 
 
-def test_a_forced_call_begins_where_a_token_of_the_whole_call_ends() -> None:
-    whole = tokens_of(call_text(city="Oslo"))
+@pytest.mark.parametrize(
+    ("choice", "parallel", "several"),
+    [("required", None, True), ("required", True, True), ("required", False, False), (NAMED, None, False)],
+)
+def test_as_many_calls_are_forced_as_are_asked_for(choice: Any, parallel: bool | None, several: bool) -> None:
     with asgi(says("A")) as client:
-        for tools, choice in ((TOOLS, "required"), ([FORECAST, NOW], "required"), ([FORECAST, NOW], NAMED)):
-            client.chat(tools=tools, tool_choice=choice)
-            forced = tokens_of(prompt_of(client).rpartition(CLOSED)[2])
-            assert len(forced) > 2
-            assert whole[: len(forced)] == forced
+        grammar = grammar_of(client, tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel)
+    assert grammar is not None
+    assert ("call*" in grammar.rules.replace('("\\n" call)*', "call*")) == several
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_a_forced_call_in_the_hermes_form(monkeypatch: pytest.MonkeyPatch, choice: Any) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools | tojson if tools }}|"
     monkeypatch.setattr(tiny_tokenizer()._tokenizer, "chat_template", template)
-    begun = '<tool_call>\n{"name": "' + ("" if choice == "required" else 'forecast", "arguments":')
     call = '<tool_call>\n{"name": "forecast", "arguments": {"city": "Oslo"}}\n</tool_call>'
-    with asgi(says(call.removeprefix(begun))) as client:
+    with asgi(says(call)) as client:
         answer = both_ways(client, tools=[FORECAST, NOW], tool_choice=choice)
-        assert prompt_of(client).rpartition("|")[2] == begun
+        rules = client.engine.requests[-1].grammar.rules
+    assert "<function=" not in rules
+    assert rules.count('"arguments"') == (4 if choice == "required" else 2)  # named, and required
     assert arguments_of(answer) == [{"city": "Oslo"}]
     assert answer["message"]["content"] is None
 
 
-@pytest.mark.parametrize("thinking", [{}, THINKS])
-@pytest.mark.parametrize(("choice", "begun"), [("required", ""), (NAMED, "=forecast>\n")])
-def test_a_forced_call_is_read_with_its_beginning_and_without_thoughts(
-    thinking: dict[str, Any], choice: Any, begun: str
-) -> None:
-    rest = "=forecast>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>".removeprefix(begun)
-    with asgi(says(rest)) as client:
-        answer = both_ways(client, tools=[FORECAST, NOW], tool_choice=choice, **thinking)
-        assert prompt_of(client).rpartition(CLOSED)[2] == "<tool_call>\n<function" + begun
+def test_a_forced_call_comes_behind_the_thoughts() -> None:
+    with asgi(says("Where? Oslo.\n</think>\n\n" + call_text(city="Oslo"))) as client:
+        answer = both_ways(client, tools=[FORECAST, NOW], tool_choice="required", **THINKS)
+        assert prompt_of(client).endswith("<think>\n")
+        assert client.engine.requests[-1].grammar.after == "</think>"
     assert arguments_of(answer) == [{"city": "Oslo"}]
-    assert answer["message"]["tool_calls"][0]["function"]["name"] == "forecast"
+    assert answer["message"]["reasoning_content"] == "Where? Oslo."
     assert answer["message"]["content"] is None
     assert answer["finish_reason"] == "tool_calls"
 
 
 def test_a_forced_call_that_is_cut_is_text_and_no_half_call() -> None:
-    with asgi(says("<parameter=city>\nOs")) as client:
+    cut = "<tool_call>\n<function=forecast>\n<parameter=city>\nOs"
+    with asgi(says(cut)) as client:
         answer = both_ways(client, tools=TOOLS, tool_choice="required")
-    assert answer["message"]["content"] == "<tool_call>\n<function=forecast>\n<parameter=city>\nOs"
+    assert answer["message"]["content"] == cut
     assert answer["finish_reason"] == "stop"
+
+
+def test_a_tool_that_no_call_can_name_cannot_be_asked_for() -> None:
+    odd = {"type": "function", "function": {"name": "a>b"}}
+    with asgi(says("A")) as client:
+        assert client.chat(tools=[odd]).status_code == 200
+        assert error_of(client.chat(tools=[odd], tool_choice="required"), 400)["param"] == "tools"
+        assert client.chat(tools=[odd, NOW], tool_choice="required").status_code == 200
 
 
 def test_a_name_that_is_no_tool_is_a_400_that_lists_the_tools() -> None:
@@ -478,6 +507,7 @@ def stage() -> Iterator[tuple[AsgiClient, Stage]]:
     st.booleans(),
 )
 @example(("hm\n</think>\n\n" + call_text("now"), []), True, True, [], True)
+@example(("<think>Let me see.", []), True, False, [], True)
 def test_whole_and_streamed_say_the_same_wherever_tokens_cut_the_text(
     stage: tuple[AsgiClient, Stage],
     answer: tuple[str, list[int]],
@@ -499,8 +529,8 @@ def test_whole_and_streamed_say_the_same_wherever_tokens_cut_the_text(
         message = choice["message"]
         for call in message.get("tool_calls", ()):
             assert isinstance(json.loads(call["function"]["arguments"]), dict)
-        if logprobs and not message.get("tool_calls"):
-            assert joined(choice) == message["content"]
+        if logprobs:
+            assert joined(choice) == (message["content"] or "")
     first, second = ({k: v for k, v in choice.items() if k != "logprobs"} for choice in choices)
     assert first == second
 
@@ -635,9 +665,27 @@ def test_a_forced_call_of_the_model_is_a_call_with_json_arguments(
 ) -> None:
     answer = both_ways(tiny, messages=QUESTION, tools=tools, tool_choice=choice, max_tokens=120)
     assert answer["finish_reason"] == "tool_calls"
-    name = answer["message"]["tool_calls"][0]["function"]["name"]
-    assert name == "forecast" or (choice == "required" and len(tools) > 1)
-    assert isinstance(arguments_of(answer)[0], dict)
+    assert answer["message"]["content"] is None
+    for call in answer["message"]["tool_calls"]:
+        function = call["function"]
+        assert function["name"] == "forecast" or (choice == "required" and len(tools) > 1)
+        assert function["name"] == "now" or isinstance(json.loads(function["arguments"])["city"], str)
+
+
+def test_a_forced_call_of_the_model_follows_its_thoughts(tiny: AsgiClient) -> None:
+    (end,) = tokens_of("</think>")
+    fields: dict[str, Any] = {"logit_bias": {str(end): 8}, "temperature": 1.0, "seed": 5, "max_tokens": 200}
+    answer = both_ways(
+        tiny,
+        messages=QUESTION,
+        tools=[NOW],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        **fields,
+        **THINKS,
+    )
+    assert answer["finish_reason"] == "tool_calls"
+    assert arguments_of(answer) == [{}]
 
 
 def test_the_models_scores_of_a_prompt_are_those_of_its_own_answer(tiny: AsgiClient) -> None:

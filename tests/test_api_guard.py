@@ -77,6 +77,7 @@ def test_health_without_a_worker() -> None:
         "model": MODEL,
         "ctx_size": 4096,
         "queue": {"running": 0, "waiting": 0},
+        "restarts": 0,
         "worker": None,
         "workers": [],
     }

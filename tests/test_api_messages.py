@@ -519,15 +519,12 @@ def test_one_call_only_where_parallel_use_is_disabled() -> None:
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
-def test_a_call_that_is_asked_for_is_begun(choice: dict[str, Any]) -> None:
-    def goes_on(request: GenerationRequest) -> Script:
-        prompt = tiny_tokenizer().decode(list(request.prompt))
-        begun = prompt[prompt.rindex("<tool_call>") :]
-        assert CALL.startswith(begun)
-        return says(CALL.removeprefix(begun))
-
-    with asgi(goes_on) as client:
+def test_an_answer_is_held_to_a_call_that_is_asked_for(choice: dict[str, Any]) -> None:
+    with asgi(says(CALL)) as client:
         answer = message(client, tools=TOOLS, tool_choice=choice)
+        grammar = client.engine.requests[-1].grammar
+        assert grammar is not None
+        assert "<function=weather>" in (grammar.rules or "")
     assert [(block["type"], block["input"]) for block in answer["content"]] == [
         ("tool_use", {"city": "Köln", "days": 2})
     ]

@@ -193,17 +193,12 @@ def test_without_parallel_calls_there_is_one() -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
-def test_a_forced_call_is_begun_for_the_model(choice: object) -> None:
-    call = f"<tool_call>\n{ARGUMENTS}\n</tool_call>"
-
-    def goes_on(request: GenerationRequest) -> Script:
-        begun = tiny_tokenizer().decode(list(request.prompt)).rpartition("</think>\n\n")[2]
-        assert begun
-        assert call.startswith(begun)
-        return says(call.removeprefix(begun))
-
-    with asgi(goes_on) as client:
+def test_an_answer_is_held_to_a_call_that_is_asked_for(choice: object) -> None:
+    with asgi(says(f"<tool_call>\n{ARGUMENTS}\n</tool_call>")) as client:
         answer = respond(client, tools=[WEATHER], tool_choice=choice).json()
+        grammar = client.engine.requests[-1].grammar
+        assert grammar is not None
+        assert "<function=get_weather>" in (grammar.rules or "")
         found = events(respond(client, tools=[WEATHER], tool_choice=choice, stream=True))
     (item,) = answer["output"]
     assert (item["name"], item["arguments"]) == ("get_weather", '{"city": "Bonn"}')
@@ -294,6 +289,18 @@ def test_logprobs_are_of_the_message_and_join_to_its_text() -> None:
     (done,) = [e for e in found if e["type"] == "response.output_text.done"]
     assert done["logprobs"] == part["logprobs"]
     assert included["output"][0]["content"][0]["logprobs"][0]["top_logprobs"] == []
+
+
+def test_logprobs_are_of_each_message_and_not_of_the_call_between_them() -> None:
+    with asgi(says(f"I look.\n\n<tool_call>\n{ARGUMENTS}\n</tool_call>\n\nDone 🙂.")) as client:
+        fields = {"tools": [WEATHER], "top_logprobs": 1}
+        whole = respond(client, **fields).json()
+        found = events(respond(client, stream=True, **fields))
+    assert [item["type"] for item in whole["output"]] == ["message", "function_call", "message"]
+    for item in (whole["output"][0], whole["output"][2]):
+        (part,) = item["content"]
+        assert b"".join(bytes(entry["bytes"]) for entry in part["logprobs"]).decode() == part["text"]
+    assert without_ids(found[-1]["response"]) == without_ids(whole)
 
 
 def test_a_thought_that_is_the_answer_has_its_logprobs() -> None:
@@ -456,7 +463,6 @@ USER = {"role": "user", "content": "hi"}
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}}, "text.format.schema"),
-        ({"text": {"format": {"type": "json_object"}}, "tools": [WEATHER]}, "text.format"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"temperature": 3.0}, "temperature"),
         ({"top_p": 0}, "top_p"),
@@ -468,7 +474,6 @@ USER = {"role": "user", "content": "hi"}
         ({"truncation": "auto"}, "truncation"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"top_logprobs": 21}, "top_logprobs"),
-        ({"top_logprobs": 1, "tools": [WEATHER]}, "top_logprobs"),
         ({"n": 2}, "n"),
         ({"input": "word " * 5000}, "input"),
     ],

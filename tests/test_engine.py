@@ -17,6 +17,7 @@ from backburner.engine.request import (
     RunnerStatus,
     SamplingParams,
 )
+from backburner.engine.restarts import Restarts
 from backburner.engine.sampling import Chosen, Score
 from backburner.engine.scheduler import UBATCH_TOKENS, Decode, Prefill, next_step
 from backburner.errors import BackburnerError, ContextExceeded, EngineDead, LinkClosed, ModelError, QueueFull
@@ -320,20 +321,134 @@ def test_a_fault_fails_one_request_and_the_next_is_served(started, at: str, erro
     assert engine.status().alive
 
 
-def test_a_dead_engine_says_so_and_fails_what_waits(started) -> None:
+def engine_of(*runners: ScriptedRunner | BaseException, **options) -> Engine:
+    """An engine whose lives have these runners, or cannot be made."""
+    lives = iter(runners)
+
+    def make() -> ScriptedRunner:
+        runner = next(lives)
+        if isinstance(runner, BaseException):
+            raise runner
+        return runner
+
+    engine: Engine = Engine(make, "scripted", **options)
+    engine.start()
+    return engine
+
+
+def test_after_its_death_the_engine_starts_again_and_goes_on_with_what_waits() -> None:
+    first = ScriptedRunner(gate=threading.Event(), fault_at={"decode": SystemExit("broken")})
+    second = ScriptedRunner(answer=2, ctx_size=400)
+    engine = engine_of(first, second)
+    try:
+        got, waiting, later = Collector(), Collector(), Collector()
+        engine.submit(request("a"), got)
+        engine.submit(request("b"), waiting)
+        first.gate.set()
+        failed = got.result()
+        assert isinstance(failed, Failed)
+        assert failed.error.code == "internal_error", "nobody is to send again what may have done it"
+        assert waiting.result() == Finished("stop", 10, 3)
+        engine.submit(request("c"), later)
+        assert later.result() == Finished("stop", 10, 3)
+        assert [line for line in first.log if line.startswith("start")] == ["start a"]
+        assert first.log[-1] == "close"
+        status = engine.status()
+        assert (status.alive, status.restarting, status.restarts, status.ctx_size) == (True, False, 1, 400)
+        assert len(first.threads | second.threads) == 2
+    finally:
+        engine.close()
+    assert second.log[-1] == "close"
+
+
+def test_while_it_starts_again_it_says_so_and_takes_requests() -> None:
+    release, made = threading.Event(), []
+
+    def make() -> ScriptedRunner:
+        made.append(ScriptedRunner(fault_at={} if made else {"decode": SystemExit("broken")}))
+        if len(made) > 1:
+            assert release.wait(10)
+        return made[-1]
+
+    engine: Engine = Engine(make, "scripted", max_queue=1)
+    engine.start()
+    try:
+        first, second, third = Collector(), Collector(), Collector()
+        engine.submit(request("a"), first)
+        assert isinstance(first.result(), Failed)
+        until(lambda: engine.status().restarting)
+        status = engine.status()
+        assert (status.alive, status.ctx_size) == (False, 1000)
+        assert "restarted: SystemExit: broken" in status.error
+        engine.submit(request("b"), second)
+        engine.submit(request("c"), third)
+        with pytest.raises(QueueFull):
+            engine.submit(request("d"), Collector())
+        release.set()
+        assert isinstance(second.result(), Finished)
+        assert isinstance(third.result(), Finished)
+        assert engine.status().alive
+    finally:
+        release.set()
+        engine.close()
+
+
+def test_a_queued_prompt_that_no_longer_fits_after_a_restart_fails_alone() -> None:
+    first = ScriptedRunner(gate=threading.Event(), fault_at={"prefill 0-10": SystemExit()})
+    engine = engine_of(first, ScriptedRunner(ctx_size=20))
+    try:
+        got = [Collector() for _ in range(3)]
+        for collector, size in zip(got, (10, 30, 10), strict=True):
+            engine.submit(request(prompt=size), collector)
+        first.gate.set()
+        failed = got[1].result()
+        assert isinstance(failed, Failed)
+        assert isinstance(failed.error, ContextExceeded)
+        assert isinstance(got[2].result(), Finished)
+    finally:
+        engine.close()
+
+
+def test_a_dead_engine_says_so_and_fails_what_waits() -> None:
     runner = ScriptedRunner(gate=threading.Event(), fault_at={"decode": KeyboardInterrupt()})
-    engine, got, waiting = started(runner), Collector(), Collector()
+    engine = engine_of(
+        runner, ModelError("no memory"), ModelError("no memory"), restarts=Restarts(pauses_s=(0.0, 0.01))
+    )
+    got, waiting = Collector(), Collector()
     engine.submit(request("a"), got)
     engine.submit(request("b"), waiting)
     runner.gate.set()
     failed = waiting.result()
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, EngineDead)
-    engine._thread.join(5)
-    assert not engine.status().alive
-    assert "KeyboardInterrupt" in str(engine.status().error) or engine.status().error
+    status = engine.status()
+    assert (status.alive, status.restarting, status.restarts) == (False, False, 2)
+    assert "ModelError: no memory" in str(status.error)
     with pytest.raises(EngineDead):
         engine.submit(request(), Collector())
+    engine.close()
+
+
+def test_closing_does_not_wait_for_a_restart_to_begin() -> None:
+    runner = ScriptedRunner(fault_at={"decode": SystemExit()})
+    engine = engine_of(runner, restarts=Restarts(pauses_s=(3600.0,)))
+    got, waiting = Collector(), Collector()
+    engine.submit(request("a"), got)
+    engine.submit(request("b"), waiting)
+    got.result()
+    until(lambda: engine.status().restarting)
+    engine.close()
+    failed = waiting.result()
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, EngineDead)
+    assert not engine._thread.is_alive()
+
+
+def test_restarts_are_limited_within_a_while_and_not_for_ever() -> None:
+    restarts = Restarts(pauses_s=(0.0, 5.0), window_s=100.0)
+    assert [restarts.next(now) for now in (0.0, 50.0, 90.0)] == [0.0, 5.0, None]
+    assert [restarts.next(now) for now in (100.0, 149.0, 150.0)] == [5.0, None, 5.0]
+    assert restarts.total == 4
 
 
 def test_closing_ends_the_running_request_and_what_waits(started) -> None:

@@ -17,9 +17,13 @@ def model_entry(api: Api, created_s: int) -> dict[str, Any]:
         "object": "model",
         "created": created_s,
         "owned_by": "backburner",
-        # Three names for one number: vLLM's, OpenRouter's and llama.cpp's. Agents that find none assume 128k.
+        # One number by every name that a client looks for: vLLM's, OpenRouter's, Groq's, LM Studio's, Anthropic's and
+        # llama.cpp's. Agents that find none assume 128k, or 8k.
         "max_model_len": ctx_size,
         "context_length": ctx_size,
+        "context_window": ctx_size,
+        "max_context_length": ctx_size,
+        "max_input_tokens": ctx_size,
         "meta": {"n_ctx": ctx_size},
     }
 
@@ -67,11 +71,12 @@ def props(api: Api) -> JSONResponse:
 def health(api: Api) -> JSONResponse:
     status = api.engine.status()
     body: dict[str, Any] = {
-        "status": "ok" if status.alive else "error",
+        "status": "ok" if status.alive else "restarting" if status.restarting else "error",
         "model": api.settings.model_id,
         "ctx_size": api.effective_ctx_size(),
         "queue": {"running": status.running, "waiting": status.waiting},
         "worker": None if status.worker is None else asdict(status.worker),
+        "restarts": status.restarts,
         "workers": [asdict(worker) for worker in status.workers],
     }
     if not status.alive:

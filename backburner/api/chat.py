@@ -94,15 +94,13 @@ class ChatChoice:
         self,
         index: int,
         parser: Parser,
-        forced: str,
         logprobs: bool,
         chunk: Callable[[dict[str, Any]], dict[str, Any]],
     ) -> None:
-        """forced: what the answer was made to begin with. chunk: puts a choice's JSON into its envelope."""
+        """chunk: puts a choice's JSON into its envelope."""
         self._index = index
         self._parser = parser
-        self._forced = forced
-        self._logprobs = ContentTokens(parser.thinks) if logprobs else None
+        self._logprobs = ContentTokens() if logprobs else None
         self._scores: list[TokenLogprob] = []  # of content that was not sent yet
         self._all_scores: list[TokenLogprob] = []
         self._chunk = chunk
@@ -111,22 +109,18 @@ class ChatChoice:
 
     def opening(self) -> Iterable[dict[str, Any]]:
         yield self._choice({"role": "assistant", "content": ""})
-        if self._forced:
-            yield from self._send(self._parser.feed(self._forced))
 
     def prompt(self, event: PromptLogprobs) -> Iterable[dict[str, Any]]:
         return ()
 
     def delta(self, event: Delta) -> Iterable[dict[str, Any]]:
-        if self._logprobs is not None:
-            self._score(self._logprobs.take(event.logprobs))
-        return self._send(self._parser.feed(event.text))
+        return self._send(self._parser.feed(event.text), event.logprobs)
 
     def closing(self, event: Finished) -> Iterable[dict[str, Any]]:
         self._finished = event
-        if self._logprobs is not None:
-            self._score(self._logprobs.finish(event.reason))
         yield from self._send(self._parser.finish(event.reason))
+        if self._logprobs is not None:
+            self._score(self._logprobs.finish())
         yield self._choice({}, finish_reason(event, self._parser.calls_sent))
 
     def whole(self) -> dict[str, Any]:
@@ -143,9 +137,15 @@ class ChatChoice:
         self._scores += scores
         self._all_scores += scores
 
-    def _send(self, pieces: Sequence[Piece]) -> Iterable[dict[str, Any]]:
+    def _send(self, pieces: Sequence[Piece], tokens: Sequence[TokenLogprob] = ()) -> Iterable[dict[str, Any]]:
         self._pieces += pieces
-        return [self._choice(piece_json(piece)) for piece in pieces]
+        if self._logprobs is None:
+            return [self._choice(piece_json(piece)) for piece in pieces]
+        chunks = []
+        for piece, scores in self._logprobs.take(tokens, pieces):
+            self._score(scores)
+            chunks.append(self._choice(piece_json(piece)))
+        return chunks
 
     def _choice(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         scores = None
@@ -168,7 +168,6 @@ class ChatFormat(DataFrames):
         return ChatChoice(
             index,
             self.turn.parser(),
-            self.turn.forced,
             self.logprobs,
             lambda choice: self.envelope.chunk(CHUNK, choice, self.includes_usage),
         )

@@ -1,12 +1,13 @@
 """Log probabilities as chat and text completions show them."""
 
 import codecs
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from backburner.api.parsing.markers import THINK_CLOSE, THINK_OPEN, WHITESPACE
-from backburner.engine.request import FinishReason, TokenLogprob, TopLogprob
+from backburner.api.parsing.pieces import ContentDelta, Piece, ToolCallStart
+from backburner.engine.request import TokenLogprob, TopLogprob
 
 # JSON has no infinity; what OpenAI sends for a token that cannot come.
 IMPOSSIBLE = -9999.0
@@ -31,78 +32,74 @@ def _entry(text: str, raw: bytes, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}
 
 
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A token, and for each of its bytes the character of the answer that it is a part of."""
+
+    token: TokenLogprob
+    characters: tuple[int, ...]
+
+
 class ContentTokens:
-    """Of an answer's tokens those of its content, without thoughts: it follows `parsing.thinking` by bytes."""
+    """Of an answer's tokens those of its content: neither of thoughts nor of calls, and no marks.
 
-    def __init__(self, thinks: bool) -> None:
-        self._read = self._thought if thinks else self._start
-        self._held: list[TokenLogprob] = []  # blanks, or the thought
-        self._tail = b""  # of the thought
+    The parser says where in the answer each piece of content stands. A token that is only partly content is cut, so the
+    joined bytes are always those of the content.
+    """
 
-    def take(self, tokens: Iterable[TokenLogprob]) -> list[TokenLogprob]:
-        return [found for token in tokens for found in self._read(token)]
+    def __init__(self) -> None:
+        self._waiting: deque[_Placed] = deque()  # until it is known what they are
+        self._content: deque[tuple[int, int]] = (
+            deque()
+        )  # stretches [start, stop), those behind all tokens dropped
+        self._characters = 0  # of the tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def finish(self, reason: FinishReason) -> list[TokenLogprob]:
-        """Those of what is content only because nothing follows: blanks, or a thought that was never closed."""
-        if self._read == self._start:
-            return self._held
-        return self._without_blank_lines() if self._read == self._thought and reason != "length" else []
+    def take(self, tokens: Iterable[TokenLogprob], pieces: Iterable[Piece]) -> Iterator["Scored"]:
+        """What has come of the answer: its tokens, and what the parser made of them, each with the tokens that are
+        to go with it. Tokens may come later than their text."""
+        self._waiting += map(self._place, tokens)
+        for piece in pieces:
+            match piece:
+                case ContentDelta(text, start):
+                    self._content.append((start, start + len(text)))
+                    yield piece, self._decided(self._content[-1][1])
+                case ToolCallStart() if self._content:
+                    # What was said before a call is over.
+                    yield piece, self._decided(self._content[-1][1], begun=True)
+                case _:
+                    yield piece, []
 
-    def _start(self, token: TokenLogprob) -> list[TokenLogprob]:
-        self._held.append(token)
-        text = _joined(self._held)
-        said = text.lstrip(_BLANKS)
-        if _THOUGHT_START.startswith(said):  # undecided, and at the end of the answer no thought
-            return []
-        held, self._held = self._held, []
-        if not said.startswith(_THOUGHT_START):
-            self._read = self._content
-            return held
-        self._held = list(_without(held, len(text) - len(said) + len(_THOUGHT_START)))
-        self._read = self._thought
-        return []
+    def finish(self) -> list[TokenLogprob]:
+        """Those that were still waiting, now that nothing follows."""
+        return self._decided(self._content[-1][1], begun=True) if self._content else []
 
-    def _thought(self, token: TokenLogprob) -> list[TokenLogprob]:
-        self._held.append(token)
-        before, mark, after = (self._tail + token.bytes).partition(_THOUGHT_END)
-        self._tail = before[-len(_THOUGHT_END) :]
-        if not mark:
-            return []
-        self._held = []
-        self._read = self._gap
-        return self._gap(_cut(token, after)) if after else []
-
-    def _gap(self, token: TokenLogprob) -> list[TokenLogprob]:
-        self._held.append(token)
-        found = self._without_blank_lines()
-        if found:
-            self._held = []
-            self._read = self._content
+    def _decided(self, stop: int, begun: bool = False) -> list[TokenLogprob]:
+        """The tokens of content that end before a character; with `begun`, those that begin before it."""
+        found = []
+        while self._waiting and self._waiting[0].characters[0 if begun else -1] < stop:
+            placed = self._waiting.popleft()
+            while len(self._content) > 1 and self._content[0][1] <= placed.characters[0]:
+                self._content.popleft()
+            data = placed.token.bytes
+            kept = bytes(byte for byte, c in zip(data, placed.characters, strict=True) if self._said(c))
+            if kept:
+                found.append(placed.token if kept == data else _cut(placed.token, kept))
         return found
 
-    def _without_blank_lines(self) -> list[TokenLogprob]:
-        """The held tokens from the first line on that says something."""
-        text = _joined(self._held)
-        said = len(text) - len(text.lstrip(_BLANKS))
-        return [] if said == len(text) else list(_without(self._held, text.rfind(b"\n", 0, said) + 1))
+    def _said(self, character: int) -> bool:
+        return any(start <= character < stop for start, stop in self._content)
 
-    def _content(self, token: TokenLogprob) -> list[TokenLogprob]:
-        return [token]
-
-
-_THOUGHT_START, _THOUGHT_END, _BLANKS = THINK_OPEN.encode(), THINK_CLOSE.encode(), WHITESPACE.encode()
-
-
-def _joined(tokens: Iterable[TokenLogprob]) -> bytes:
-    return b"".join(t.bytes for t in tokens)
+    def _place(self, token: TokenLogprob) -> _Placed:
+        characters = []
+        for byte in token.bytes:
+            self._characters += len(self._decoder.decode(bytes((byte,))))
+            # One that is not complete is the next.
+            characters.append(self._characters - (not self._decoder.getstate()[0]))
+        return _Placed(token, tuple(characters) or (self._characters,))
 
 
-def _without(tokens: Iterable[TokenLogprob], size: int) -> Iterable[TokenLogprob]:
-    """Tokens without their first `size` bytes."""
-    for token in tokens:
-        if len(token.bytes) > size:
-            yield _cut(token, token.bytes[size:])
-        size = max(0, size - len(token.bytes))
+Scored = tuple[Piece, list[TokenLogprob]]
 
 
 def _cut(token: TokenLogprob, data: bytes) -> TokenLogprob:

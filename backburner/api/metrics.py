@@ -88,6 +88,7 @@ class _EngineCollector(Collector):
 def _engine_metrics(status: EngineStatus) -> Iterator[Metric]:
     totals = status.totals
     yield _gauge("up", "Whether the engine can generate.", status.alive)
+    yield _counter("engine_restarts", "How often the engine has failed and was begun again.", status.restarts)
     yield _gauge("context_tokens", "The longest context a request can use.", status.ctx_size)
     yield _gauge("requests_running", "Requests that are being answered.", status.running)
     yield _gauge("requests_waiting", "Requests in the queue.", status.waiting)

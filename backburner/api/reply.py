@@ -97,7 +97,7 @@ class Reply:
 
     def _check_alive(self) -> None:
         status = self._api.engine.status()
-        if not status.alive:
+        if not status.alive and not status.restarting:
             raise EngineDead(status.error or "the engine has stopped")
 
     def _emit(self, event: Event) -> None:

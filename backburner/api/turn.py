@@ -1,18 +1,21 @@
 """The assistant's turn that a conversation asks for: its prompt, how its text is to be read, and what it is held to."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backburner.api.call_grammar import Form, call_grammar, can_be_called
 from backburner.api.errors import InvalidRequestError
 from backburner.api.parsing import history
 from backburner.api.parsing.identity import new_call_id
+from backburner.api.parsing.markers import CALL_OPEN, FUNCTION_OPEN, THINK_CLOSE
 from backburner.api.parsing.parser import Parser
 from backburner.api.parsing.thinking import Thinking, thinking_of
 from backburner.api.schemas import ChatBody
 from backburner.api.settings import Api
+from backburner.engine.grammar import ANY_OBJECT
 from backburner.engine.request import Grammar
+from backburner.errors import GrammarError
 
 # Arguments of apply_chat_template itself; through chat_template_kwargs a client could replace the template.
 RESERVED_TEMPLATE_KWARGS = frozenset(
@@ -36,8 +39,6 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
     )
 )
 
-THOUGHT_OVER = "\n</think>\n\n"
-
 # OpenAI's levels; the models here think or they do not.
 NO_THINKING_EFFORTS = frozenset(("none", "minimal"))
 
@@ -46,8 +47,7 @@ NO_THINKING_EFFORTS = frozenset(("none", "minimal"))
 class Turn:
     """What the model is to continue, and how to read it."""
 
-    text: str  # the rendered conversation with what the answer is made to begin with
-    forced: str  # that beginning
+    text: str  # the rendered conversation
     thinking: Thinking
     tools: Sequence[Mapping[str, Any]]  # that the answer may call
     parallel: bool
@@ -69,17 +69,10 @@ def chat_turn(api: Api, body: ChatBody) -> Turn:
     tools: list[dict[str, Any]] = [] if choice == "none" else body.tools or []
     text = _rendered(api, body, tools)
     thinking = thinking_of(text)
-    forced = _forced_call(api, body) if tools and choice not in (None, "auto") else ""
-    if forced and thinking == "open":
-        text, thinking = text + THOUGHT_OVER, "none"
-    grammar = _grammar(body, thinking)
-    if grammar is not None and tools:
-        raise InvalidRequestError(
-            "response_format and tools together are not supported: send tool_choice 'none' to get JSON",
-            param="response_format",
-            code="unsupported_parameter",
-        )
-    return Turn(text + forced, forced, thinking, tools, body.parallel_tool_calls is not False, grammar)
+    grammar = _json_grammar(body, THINK_CLOSE if thinking == "open" else None)
+    if tools and (grammar is not None or choice not in (None, "auto")):
+        grammar = _call_grammar(api, body, grammar, THINK_CLOSE if thinking == "open" else None)
+    return Turn(text, thinking, tools, body.parallel_tool_calls is not False, grammar)
 
 
 def _rendered(api: Api, body: ChatBody, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -121,36 +114,43 @@ def _rendered(api: Api, body: ChatBody, tools: Sequence[Mapping[str, Any]]) -> s
     return str(text)
 
 
-def _forced_call(api: Api, body: ChatBody) -> str:
-    """The beginning of a call in the form that the model's template teaches.
-
-    It ends where a token ends in the whole call too: behind half a token a model goes on as it never learned to.
-    """
-    choice = body.tool_choice
-    names = [tool["function"]["name"] for tool in body.tools or []]
-    name = names[0] if len(names) == 1 else None
-    if isinstance(choice, dict):
-        name = choice["function"]["name"]
-        if name not in names:
+def _call_grammar(api: Api, body: ChatBody, json_grammar: Grammar | None, after: str | None) -> Grammar:
+    """Holds the answer to calls; with tool_choice auto, to calls or the JSON that response_format asks for."""
+    choice, tools = body.tool_choice, body.tools or []
+    named = choice["function"]["name"] if isinstance(choice, dict) else None
+    if named is not None:
+        names = [tool["function"]["name"] for tool in tools]
+        tools = [tool for tool in tools if tool["function"]["name"] == named][:1]
+        if not tools:
             raise InvalidRequestError(
-                f"tool_choice names {name!r}, which is not one of the tools: {', '.join(names)[:500]}",
+                f"tool_choice names {named!r}, which is not one of the tools: {', '.join(names)[:500]}",
                 param="tool_choice",
             )
     template = str(getattr(api.tokenizer, "chat_template", None) or "")
-    if "<function=" in template or not template:
-        return "<tool_call>\n<function" + (f"={name}>\n" if name else "")
-    return (
-        f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
-        if name
-        else '<tool_call>\n{"name": "'
-    )
+    form: Form = "xml" if FUNCTION_OPEN in template or not template else "hermes"
+    callable_tools = [tool for tool in tools if can_be_called(tool, form)]
+    if not callable_tools:
+        raise InvalidRequestError("no tool has a name that a call can be written with", param="tools")
+    schema = None
+    if json_grammar is not None and choice in (None, "auto"):
+        schema = json_grammar.json_schema or ANY_OBJECT
+    try:
+        rules = call_grammar(
+            callable_tools,
+            form,
+            several=named is None and body.parallel_tool_calls is not False,
+            marks_are_tokens=len(api.tokenizer.encode(CALL_OPEN, add_special_tokens=False)) == 1,
+            schema=schema,
+        )
+    except GrammarError as e:
+        raise InvalidRequestError(str(e), param="tools") from e
+    return Grammar(after=after, rules=rules)
 
 
-def _grammar(body: ChatBody, thinking: Thinking) -> Grammar | None:
+def _json_grammar(body: ChatBody, after: str | None) -> Grammar | None:
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None
-    after = "</think>" if thinking == "open" else None
     if wanted.type == "json_object":
         return Grammar(wanted.object_schema, after)
     assert wanted.json_schema is not None

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Generic, Protocol, TypeVar
@@ -25,6 +26,7 @@ from backburner.engine.request import (
     TokenLogprob,
     WorkerStatus,
 )
+from backburner.engine.restarts import Restarts
 from backburner.engine.sampling import Chosen, Score
 from backburner.engine.scheduler import Prefill, RequestQueue, next_step
 from backburner.errors import BackburnerError, ContextExceeded, EngineDead, QueueFull
@@ -124,10 +126,18 @@ class _Job:
 
 
 class Engine(Generic[S]):
-    """Implements `EngineClient`. `make_runner` is called on the engine thread, because MLX work stays on one thread."""
+    """Implements `EngineClient`. `make_runner` is called on the engine thread, because MLX work stays on one thread.
+
+    A fault that is more than one request's ends the thread. The request that ran fails, and is not run again: it may be
+    what did it. A new thread makes a new runner and goes on with what waits, a limited number of times.
+    """
 
     def __init__(
-        self, make_runner: Callable[[], Runner[S]], model_name: str, max_queue: int = MAX_QUEUE
+        self,
+        make_runner: Callable[[], Runner[S]],
+        model_name: str,
+        max_queue: int = MAX_QUEUE,
+        restarts: Restarts | None = None,
     ) -> None:
         """max_queue: requests that may wait; 0: none, only one that can run at once is taken."""
         self._make_runner = make_runner
@@ -138,10 +148,13 @@ class Engine(Generic[S]):
         self._changed = threading.Condition()
         self._running: _Job | None = None
         self._runner: Runner[S] | None = None
+        self._ctx_size = 0
         self._closing = False
-        self._error: BaseException | None = None
+        self._restarts = restarts or Restarts()
+        self._restarting: str | None = None  # why
+        self._error: BaseException | None = None  # that ended it for good
         self._started = threading.Event()
-        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._thread = self._new_thread(0.0)
 
     def start(self) -> None:
         """Starts the thread and waits until the runner is ready. Raises what the runner's making raised."""
@@ -154,11 +167,11 @@ class Engine(Generic[S]):
         """Queues a request. Raises EngineDead, ContextExceeded when the prompt cannot fit, or QueueFull."""
         job = _Job(request, emit, self._cancelled, time.monotonic())
         with self._changed:
-            if self._error is not None or self._closing or self._runner is None:
+            if self._error is not None or self._closing or not self._started.is_set():
                 raise EngineDead(self._death())
-            if len(request.prompt) >= self._runner.ctx_size:
+            if len(request.prompt) >= self._ctx_size:
                 raise ContextExceeded(
-                    f"The prompt has {len(request.prompt)} tokens; the context holds {self._runner.ctx_size}."
+                    f"The prompt has {len(request.prompt)} tokens; the context holds {self._ctx_size}."
                 )
             # One that waits while nothing runs is about to run.
             if not request.admitted and len(self._queue) >= self._max_queue + (self._running is None):
@@ -168,18 +181,25 @@ class Engine(Generic[S]):
         return job
 
     def status(self) -> EngineStatus:
-        runner = self._runner
+        runner, restarting = self._runner, self._restarting is not None and not self._closing
         statuses = runner.worker_statuses() if runner else ()
-        alive = runner is not None and self._error is None and not self._closing and self._thread.is_alive()
+        alive = (
+            runner is not None
+            and self._error is None
+            and not (restarting or self._closing)
+            and self._thread.is_alive()
+        )
         return EngineStatus(
             alive=alive,
             model=self._model_name,
-            ctx_size=runner.ctx_size if runner else 0,
+            ctx_size=self._ctx_size,
             running=1 if self._running else 0,
             waiting=len(self._queue),
             worker=statuses[0] if statuses else None,
             workers=statuses,
             error=None if alive else self._death(),
+            restarting=restarting,
+            restarts=self._restarts.total,
             max_queue=self._max_queue,
             totals=self._totals.snapshot(),
             runner=runner.status() if runner else RunnerStatus(),
@@ -190,37 +210,82 @@ class Engine(Generic[S]):
         with self._changed:
             self._closing = True
             self._changed.notify()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
+            thread = self._thread  # from here on no other takes its place
+        if thread.is_alive() and thread is not threading.current_thread():
+            thread.join(timeout_s)
 
     def _death(self) -> str:
-        return f"the engine has failed: {self._error}" if self._error else "the engine is not running"
+        if self._error is not None:
+            return f"the engine has failed: {_named(self._error)}"
+        if self._restarting is not None:
+            return f"the engine is being restarted: {self._restarting}"
+        return "the engine is not running"
 
     def _cancelled(self, job: _Job) -> None:
         with self._changed:
             self._queue.forget(job)
 
-    def _main(self) -> None:
+    def _new_thread(self, pause_s: float) -> threading.Thread:
+        return threading.Thread(target=self._main, args=(pause_s,), name="engine", daemon=True)
+
+    def _main(self, pause_s: float) -> None:
+        """One life of the engine."""
         try:
-            self._runner = self._make_runner()
+            self._live(pause_s)
         except BaseException as e:
-            self._error = e
-            self._started.set()
-            return
-        self._started.set()
+            if not self._restart(e):
+                self._end(e)
+        else:
+            self._end(None)
+
+    def _live(self, pause_s: float) -> None:
+        """Serves until the engine is closed. Raises what ended it before."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self._closing, pause_s):
+                return
+        runner = self._make_runner()
         try:
+            with self._changed:
+                self._runner, self._ctx_size, self._restarting = runner, runner.ctx_size, None
+            self._started.set()
             while (job := self._next()) is not None:
                 self._serve(job)
-        except BaseException as e:  # a fault of the loop itself: say so in /health instead of hanging
-            log.exception("the engine thread has failed")
-            self._error = e
         finally:
-            with self._changed:
-                waiting = self._queue.drain()
-            for job in waiting:
-                job.tell(Failed(EngineDead(self._death())))
-            self._runner.close()
-            self._runner.leave_thread()
+            self._runner = None
+            self._leave(runner)
+
+    def _leave(self, runner: Runner[S]) -> None:
+        try:
+            runner.close()
+        except Exception:  # of a runner that has failed anything may fail
+            log.exception("the engine has not been closed in order")
+        runner.leave_thread()
+
+    def _restart(self, fault: BaseException) -> bool:
+        """Whether a new thread has taken over."""
+        with self._changed:
+            if self._closing or not self._started.is_set():
+                return False
+            pause_s = self._restarts.next(time.monotonic())
+            if pause_s is None:
+                log.error("the engine has failed too often: %s", _named(fault), exc_info=fault)
+                return False
+            log.error("the engine has failed; it starts again in %g s", pause_s, exc_info=fault)
+            # They hold the old model, and there may be no room for two.
+            traceback.clear_frames(fault.__traceback__)
+            self._restarting = _named(fault)
+            self._thread = self._new_thread(pause_s)
+            self._thread.start()
+        return True
+
+    def _end(self, fault: BaseException | None) -> None:
+        """Nothing is served any more: says so in /health, and to whoever waits."""
+        with self._changed:
+            self._error, self._restarting = fault, None
+            waiting = self._queue.drain()
+        self._started.set()
+        for job in waiting:
+            job.tell(Failed(EngineDead(self._death())))
 
     def _next(self) -> _Job | None:
         with self._changed:
@@ -233,12 +298,13 @@ class Engine(Generic[S]):
                 self._changed.wait()
 
     def _serve(self, job: _Job) -> None:
-        assert self._runner is not None
+        runner = self._runner
+        assert runner is not None
         state: S | None = None
         totals = self._totals
         totals.queue_s += time.monotonic() - job.submitted_s
         try:
-            state = self._runner.start(job.request)
+            state = runner.start(job.request)
             if self._generate(job, state):
                 totals.finished += 1
             else:
@@ -247,16 +313,16 @@ class Engine(Generic[S]):
             totals.failed += 1
             log.warning("request %s failed: %s", job.request.request_id, e)
             job.tell(Failed(e))
-        except (
-            Exception
-        ):  # one request's fault must not take the others down; its text may hold parts of the prompt
+        except BaseException as e:  # its text may hold parts of the prompt
             totals.failed += 1
             log.exception("request %s failed", job.request.request_id)
             job.tell(Failed(BackburnerError("internal error; see the server's log")))
+            if not isinstance(e, Exception):  # one request's fault must not take the others down
+                raise
         finally:
             self._running = None
             if state is not None:
-                self._runner.finish(state)
+                runner.finish(state)
 
     def _generate(self, job: _Job, state: S) -> bool:
         """Whether the answer is complete; False when it was cancelled."""
@@ -265,6 +331,10 @@ class Engine(Generic[S]):
         text = runner.text(request)
         report = None if request.logprobs is None else TokenReport(runner.token_bytes)
         room = runner.ctx_size - len(request.prompt)
+        if room < 1:  # it was queued before a restart
+            raise ContextExceeded(
+                f"The context holds {runner.ctx_size} tokens since the engine was restarted."
+            )
         limit = min(request.max_tokens, room)
         prompt_tokens, read, produced = len(request.prompt), runner.read_from(state), 0
         cached = read
@@ -328,6 +398,10 @@ class Engine(Generic[S]):
             labelled(token, runner.token_bytes(token), score, runner.token_bytes)
             for token, score in zip(tokens, scores, strict=True)
         )
+
+
+def _named(fault: BaseException) -> str:
+    return f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
 
 
 @dataclass(slots=True)

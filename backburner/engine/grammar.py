@@ -1,4 +1,4 @@
-"""Keeps an answer to JSON: llguidance says which tokens may come next."""
+"""Keeps an answer to JSON or to calls of tools: llguidance says which tokens may come next."""
 
 from typing import Any
 
@@ -16,27 +16,47 @@ MAX_SCHEMA_CHARACTERS = 200_000
 # Without a bound a model that hesitates writes blanks to the end of the context.
 JSON_OPTIONS: Any = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "lenient": False}
 
+ANY_OBJECT = '{"type": "object"}'
+
 # llguidance's own bounds: 20 ms of lexer building, 15 ms a token. Its errors would show the parser's whole state.
 LIMITS = LLParserLimits(verbose_errors=False)
 
 
 def check_grammar(json_schema: str) -> None:
     """Raises GrammarError if no answer can be kept to this schema. Takes a fraction of a second at most."""
-    matcher = _matcher(LLTokenizer("byte"), json_schema)
+    _check(_matcher(LLTokenizer("byte"), _from_schema(json_schema)))
+
+
+def check_rules(rules: str) -> None:
+    """The same of a grammar in Lark form, if it names no tokens of a model."""
+    _check(_matcher(LLTokenizer("byte"), _from_rules(rules)))
+
+
+def _check(matcher: LLMatcher) -> None:
     matcher.compute_bitmask()
     if matcher.is_error():
         raise GrammarError(_reason(matcher))
 
 
-def _matcher(tokenizer: LLTokenizer, json_schema: str) -> LLMatcher:
+def _from_schema(json_schema: str) -> str:
     if len(json_schema) > MAX_SCHEMA_CHARACTERS:
         raise GrammarError(
             f"The JSON schema has {len(json_schema)} characters; at most {MAX_SCHEMA_CHARACTERS} are supported."
         )
     try:
-        grammar = LLMatcher.grammar_from_json_schema(json_schema, overrides=JSON_OPTIONS)
+        return str(LLMatcher.grammar_from_json_schema(json_schema, overrides=JSON_OPTIONS))
     except ValueError as e:
         raise GrammarError(f"The JSON schema cannot be read: {e}") from e
+
+
+def _from_rules(rules: str) -> str:
+    try:
+        return str(LLMatcher.grammar_from_lark(rules))
+    except ValueError as e:
+        raise GrammarError(f"The grammar cannot be read: {e}") from e
+
+
+def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     matcher = LLMatcher(tokenizer, grammar, limits=LIMITS, log_level=0)
     if matcher.is_error():
         raise GrammarError(_reason(matcher))
@@ -44,7 +64,7 @@ def _matcher(tokenizer: LLTokenizer, json_schema: str) -> LLMatcher:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    return f"Answers cannot be kept to this JSON schema: {matcher.get_error().splitlines()[0][:500]}"
+    return f"Answers cannot be kept to this schema: {matcher.get_error().splitlines()[0][:500]}"
 
 
 class Grammars:
@@ -55,7 +75,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._vocabulary: LLTokenizer | None = None
 
-    def guide(self, grammar: Grammar | None) -> "JsonGuide | None":
+    def guide(self, grammar: Grammar | None) -> "GrammarGuide | None":
         """Raises GrammarError."""
         if grammar is None:
             return None
@@ -65,12 +85,17 @@ class Grammars:
                 n_vocab=self._vocab_size,
                 eos_token=sorted(self._tokenizer.eos_token_ids),
             )
-        schema = '{"type": "object"}' if grammar.json_schema is None else grammar.json_schema
-        return JsonGuide(_matcher(self._vocabulary, schema), self._tokenizer, self._vocab_size, grammar.after)
+        if grammar.rules is not None:
+            text = _from_rules(grammar.rules)
+        else:
+            text = _from_schema(ANY_OBJECT if grammar.json_schema is None else grammar.json_schema)
+        return GrammarGuide(
+            _matcher(self._vocabulary, text), self._tokenizer, self._vocab_size, grammar.after
+        )
 
 
-class JsonGuide:
-    """Implements `sampling.Guide`. Where the JSON is complete, only end tokens are left."""
+class GrammarGuide:
+    """Implements `sampling.Guide`. Where the answer is complete, only end tokens are left."""
 
     def __init__(self, matcher: LLMatcher, tokenizer: Any, vocab_size: int, after: str | None) -> None:
         self._matcher = matcher
@@ -83,7 +108,7 @@ class JsonGuide:
         self._ends = mx.array(ends)
 
     def mask(self, logits: mx.array) -> mx.array:
-        # Before its start too: an answer that ended there would have no JSON.
+        # Before its start too: an answer that ended there would have nothing of what is asked for.
         allowed = self._allowed() if self._started else ~self._ends
         return mx.where(allowed, logits, mx.array(-mx.inf, logits.dtype))
 
@@ -99,6 +124,11 @@ class JsonGuide:
     def _allowed(self) -> mx.array:
         if self._matcher.is_stopped() and not self._matcher.is_error():
             return self._ends
+        if forced := self._matcher.compute_ff_tokens():
+            # What has to come, comes in the tokens that the model has learned to read it in.
+            only = np.zeros(self._ends.size, bool)
+            only[forced[0]] = True
+            return mx.array(only)
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             raise GrammarError(_reason(self._matcher))

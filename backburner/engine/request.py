@@ -26,10 +26,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The answer is JSON. An end token comes when it is complete, and not before."""
+    """The answer is JSON, or what rules say. An end token comes when it is complete, and not before."""
 
     json_schema: str | None = None  # that `engine.grammar.check_grammar` has accepted; None: any object
-    after: str | None = None  # a text, such as "</think>", that the JSON follows; None: it starts the answer
+    after: str | None = (
+        None  # a text, such as "</think>", behind which it begins; None: the answer begins with it
+    )
+    rules: str | None = None  # a grammar in llguidance's Lark dialect, instead of a schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +197,8 @@ class EngineStatus:
     max_queue: int | None = None  # requests that may wait
     totals: EngineTotals = field(default_factory=EngineTotals)
     runner: RunnerStatus = field(default_factory=RunnerStatus)
+    restarting: bool = False  # not alive, but it will be: what waits may go on waiting
+    restarts: int = 0  # that were begun since the start
 
     @property
     def full(self) -> bool:

@@ -48,7 +48,7 @@ class MessageChoice:
         self._finished: Finished | None = None
 
     def opening(self) -> Iterable[dict[str, Any]]:
-        return self._blocks.take(self._parser.feed(self._head.turn.forced)) if self._head.turn.forced else ()
+        return ()
 
     def prompt(self, event: PromptLogprobs) -> Iterable[dict[str, Any]]:
         return ()

@@ -133,23 +133,30 @@ def _gather(schema: object, root: Schema) -> tuple[_Types, _Members]:
         if not isinstance(node, Mapping) or id(node) in seen:
             continue
         seen.add(id(node))
-        declared = node.get("type")
-        names = {n for n in (declared if isinstance(declared, list) else [declared]) if isinstance(n, str)}
         values = [node["const"]] if "const" in node else node.get("enum")
         if isinstance(values, list):
             members.values += values
-            names = names or {_type_name(value) for value in values}
-        names = names or {n for n, sign in (("object", "properties"), ("array", "items")) if sign in node}
-        if node.get("nullable") is True:
-            names.add("null")
-        types.names |= {_ALIASES.get(name, name) for name in names}
+        types.names |= type_names(node)
         for combination in ("anyOf", "oneOf", "allOf"):
             alternatives = node.get(combination)
             waiting += alternatives if isinstance(alternatives, list) else []
         reference = node.get("$ref")
         if isinstance(reference, str):
-            waiting.append(_resolve(reference, root))
+            waiting.append(resolve(reference, root))
     return types, members
+
+
+def type_names(schema: Schema) -> set[str]:
+    """The types that one schema allows by itself; none: it does not say."""
+    declared = schema.get("type")
+    names = {n for n in (declared if isinstance(declared, list) else [declared]) if isinstance(n, str)}
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        names = names or {_type_name(value) for value in values}
+    names = names or {n for n, sign in (("object", "properties"), ("array", "items")) if sign in schema}
+    if schema.get("nullable") is True:
+        names.add("null")
+    return {_ALIASES.get(name, name) for name in names}
 
 
 def _type_name(value: object) -> str:
@@ -170,7 +177,7 @@ def _type_name(value: object) -> str:
             return "object"
 
 
-def _resolve(reference: str, root: Schema) -> object:
+def resolve(reference: str, root: Schema) -> object:
     """Follows #/$defs/Name within the tool's own schema; no other reference is looked up."""
     node: object = root
     if not reference.startswith("#"):

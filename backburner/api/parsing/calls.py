@@ -36,6 +36,7 @@ class CallSplitter:
         self.sent = 0
         self._broken = 0
         self._pending = ""
+        self._start = 0  # of the pending text in the answer
         self._read: Callable[[], list[Piece] | None] = self._text
         self._silent = True  # nothing but whitespace since the start or the last call
         self._called = False  # a call came before
@@ -45,8 +46,14 @@ class CallSplitter:
         self._inner = 0
         self._reader: CallReader = XmlCall(0)
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str, start: int) -> list[Piece]:
+        """More of the answer, and where in it that stands."""
+        if not self._pending:
+            self._start = start
         self._pending += text
+        return self._pieces()
+
+    def _pieces(self) -> list[Piece]:
         pieces: list[Piece] = []
         while (read := self._read()) is not None:
             pieces += read
@@ -54,13 +61,13 @@ class CallSplitter:
 
     def finish(self) -> list[Piece]:
         """The withheld rest: no block will be closed any more."""
-        pieces = self.feed("")
+        pieces = self._pieces()
         while self._read != self._text:
             pieces += self._break_block()
-            pieces += self.feed("")
+            pieces += self._pieces()
         if self._pending.strip(WHITESPACE) or not (self._silent and self._called):
-            pieces += self._content(self._pending)
-        self._pending = ""
+            pieces += self._content(len(self._pending))
+        self._drop(len(self._pending))
         return pieces
 
     # Each reader takes what is certain from the pending text; None: it has to see more.
@@ -68,18 +75,17 @@ class CallSplitter:
     def _text(self) -> list[Piece] | None:
         text = self._pending
         if self._broken >= MAX_BROKEN_CALLS:
-            self._pending = ""
-            return self._content(text) or None
+            return self._content(len(text)) or None
         block = text.find(CALL_OPEN)
         end = block if block >= 0 else begun(text, CALL_OPEN)
         said = self._blanks_before(text, end)
-        pieces = self._content(text[:said])
+        pieces = self._content(said)
         if block >= 0:
-            self._blanks, self._pending = text[said:end], text[end:]
+            self._blanks = text[said:end]
+            self._drop(len(self._blanks))
             self._inner = len(CALL_OPEN)
             self._read = self._block
             return pieces
-        self._pending = text[said:]
         return pieces or None
 
     def _block(self) -> list[Piece] | None:
@@ -92,7 +98,7 @@ class CallSplitter:
             self._reader = JsonCall(at)
             self._read = self._call
         elif self._inner == 0 and text.startswith(CALL_CLOSE, at):
-            self._pending = text[at + len(CALL_CLOSE) :]
+            self._drop(at + len(CALL_CLOSE))
             self._read = self._text
         elif may_become(text[at:], FUNCTION_OPEN, *([CALL_CLOSE] if self._inner == 0 else [])):
             return None
@@ -108,7 +114,7 @@ class CallSplitter:
         if end is None:
             return None
         name, arguments = self._reader.name, self._reader.arguments(self._parameters_of)
-        self._pending = self._pending[end:]
+        self._drop(end)
         self._blanks = ""
         self._inner = 0
         self._silent = self._called = True
@@ -123,9 +129,10 @@ class CallSplitter:
         """The rest of the block is text, in which calls may follow."""
         if self._read == self._call:
             self._broken += 1
-        opening, self._pending = self._pending[: self._inner], self._pending[self._inner :]
         self._read = self._text
-        return self._content(self._blanks + opening)
+        blanks = len(self._blanks)
+        self._pending, self._start = self._blanks + self._pending, self._start - blanks
+        return self._content(blanks + self._inner)
 
     def _blanks_before(self, text: str, end: int) -> int:
         """Where the blank lines at the end of text[:end] start, which are dropped if a call follows."""
@@ -135,11 +142,18 @@ class CallSplitter:
         line_end = text.find("\n", said, end)
         return line_end if line_end >= 0 else end
 
-    def _content(self, text: str) -> list[Piece]:
-        if not text:
+    def _content(self, end: int) -> list[Piece]:
+        """The pending text up to `end`, as what is said."""
+        if not end:
             return []
         self._silent = False
-        return [ContentDelta(text)]
+        piece = ContentDelta(self._pending[:end], self._start)
+        self._drop(end)
+        return [piece]
+
+    def _drop(self, end: int) -> None:
+        self._pending = self._pending[end:]
+        self._start += end
 
     def _parameters_of(self, name: str) -> Parameters:
         return Parameters.of(self._tools, name)

@@ -43,6 +43,19 @@ class CallReader(Protocol):
 
 # No name is longer: the wait for the end of a tag has to end.
 _TAG_NAME = re.compile(r"[^<>\n]{0,256}")
+
+
+def is_tag_name(name: str) -> bool:
+    """Whether a function or parameter of this name can be written, and comes out as it is."""
+    if not name or name != name.strip() or _TAG_NAME.fullmatch(name) is None:
+        return False
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 _PARAMETER_TAG = re.compile(r"<parameter=[^<>\n]{1,256}>|</parameter>")
 _PARAMETER_TAG_BEGUN = re.compile(r"<parameter=[^<>\n]{0,256}")
 

@@ -37,7 +37,7 @@ class Parser:
         self._splits_thinking = splits_thinking
         self._thinking = ThinkingSplitter(thinking, verbatim=not splits_thinking)
         self._calls = CallSplitter(tools, parallel=parallel, new_id=new_id) if parses_calls else None
-        self._thoughts: list[str] = []
+        self._thoughts: list[Part] = []
 
     @property
     def thinks(self) -> bool:
@@ -61,21 +61,23 @@ class Parser:
         thinks = self.thinks
         pieces = self._pieces(self._thinking.finish())
         if thinks and self._splits_thinking and reason != "length":
-            answer = without_leading_blank_lines("".join(self._thoughts))
+            thought = "".join(part.text for part in self._thoughts)
+            answer = without_leading_blank_lines(thought)
             if answer.strip():
-                pieces.append(ContentDelta(answer))
+                # What was never closed is one stretch of the answer.
+                pieces.append(ContentDelta(answer, self._thoughts[0].start + len(thought) - len(answer)))
         if self._calls:
             pieces += self._calls.finish()
         return pieces
 
     def _pieces(self, parts: Sequence[Part]) -> list[Piece]:
         pieces: list[Piece] = []
-        for kind, text in parts:
-            if kind == "answer":
-                pieces += self._calls.feed(text) if self._calls else [ContentDelta(text)]
-            elif self._splits_thinking:
-                self._thoughts.append(text)
-                pieces.append(ReasoningDelta(text))
+        for part in parts:
+            if part.kind == "answer" and self._calls:
+                pieces += self._calls.feed(part.text, part.start)
+            elif part.kind == "thought" and self._splits_thinking:
+                self._thoughts.append(part)
+                pieces.append(ReasoningDelta(part.text))
             else:
-                pieces.append(ContentDelta(text))
+                pieces.append(ContentDelta(part.text, part.start))
         return pieces

@@ -1,7 +1,7 @@
 """What an answer is made of, piece by piece, and the pieces joined."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +12,7 @@ class ReasoningDelta:
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
     text: str
+    start: int = field(default=0, compare=False)  # of the text in the answer, in characters
 
 
 @dataclass(frozen=True, slots=True)

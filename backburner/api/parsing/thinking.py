@@ -7,7 +7,7 @@ that writes the form around the two parts again gets the very same text.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from backburner.api.parsing.markers import (
     THINK_CLOSE,
@@ -19,7 +19,12 @@ from backburner.api.parsing.markers import (
 )
 
 Thinking = Literal["open", "none"]
-Part = tuple[Literal["thought", "answer"], str]
+
+
+class Part(NamedTuple):
+    kind: Literal["thought", "answer"]
+    text: str
+    start: int  # in the answer, in characters
 
 
 def thinking_of(prompt: str) -> Thinking:
@@ -34,6 +39,7 @@ class ThinkingSplitter:
         self._opened = thinking == "open"
         self._verbatim = verbatim
         self._pending = ""
+        self._start = 0  # of the pending text in the answer
         self._read: Callable[[], list[Part] | None] = self._at_start
 
     @property
@@ -46,14 +52,13 @@ class ThinkingSplitter:
         parts: list[Part] = []
         while (read := self._read()) is not None:
             parts += read
-        return [part for part in parts if part[1]]
+        return [part for part in parts if part.text]
 
     def finish(self) -> list[Part]:
         """The withheld rest. What was thought stays a thought, even if it was never closed."""
-        rest, self._pending = self._pending, ""
-        if self._read == self._gap:
+        if self._read == self._gap or not self._pending:
             return []  # blank, or it would have been read
-        return [("thought" if self.thinks else "answer", rest)] if rest else []
+        return [self._part("thought" if self.thinks else "answer", len(self._pending))]
 
     # Each reader takes what is certain from the pending text; None: it has to see more.
 
@@ -65,9 +70,11 @@ class ThinkingSplitter:
                 return None
             if self._pending[end] == "\n":
                 end += 1
-            thought = self._take(end) if self._verbatim else self._drop(end)
             self._read = self._thought
-            return [("thought", thought)]
+            if self._verbatim:
+                return [self._part("thought", end)]
+            self._drop(end)
+            return []
         if may_become(self._pending[mark:], THINK_OPEN):
             return None
         self._read = self._thought if self._opened else self._answer
@@ -78,30 +85,31 @@ class ThinkingSplitter:
         if end >= 0:
             if self._verbatim:
                 self._read = self._answer
-                return [("thought", self._take(end + len(THINK_CLOSE)))]
-            thought = self._take(end).removesuffix("\n")
-            self._drop(len(THINK_CLOSE))
+                return [self._part("thought", end + len(THINK_CLOSE))]
+            thought = self._part("thought", end - self._pending.endswith("\n", 0, end))
+            self._drop(self._pending.index(THINK_CLOSE) + len(THINK_CLOSE))
             self._read = self._gap
-            return [("thought", thought)]
+            return [thought]
         certain = begun(self._pending, THINK_CLOSE)
         if not self._verbatim and self._pending[:certain].endswith("\n"):
             certain -= 1
-        return [("thought", self._take(certain))] if certain else None
+        return [self._part("thought", certain)] if certain else None
 
     def _gap(self) -> list[Part] | None:
         if skip_whitespace(self._pending, 0) == len(self._pending):
             return None
-        self._pending = without_leading_blank_lines(self._pending)
+        self._drop(len(self._pending) - len(without_leading_blank_lines(self._pending)))
         self._read = self._answer
         return []
 
     def _answer(self) -> list[Part] | None:
-        return [("answer", self._take(len(self._pending)))] if self._pending else None
+        return [self._part("answer", len(self._pending))] if self._pending else None
 
-    def _take(self, end: int) -> str:
-        taken, self._pending = self._pending[:end], self._pending[end:]
-        return taken
+    def _part(self, kind: Literal["thought", "answer"], end: int) -> Part:
+        part = Part(kind, self._pending[:end], self._start)
+        self._drop(end)
+        return part
 
-    def _drop(self, end: int) -> str:
-        self._take(end)
-        return ""
+    def _drop(self, end: int) -> None:
+        self._pending = self._pending[end:]
+        self._start += end

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from backburner.api.answer import respond
 from backburner.api.body import parse_object, read_body
-from backburner.api.errors import ApiError, from_validation, unsupported
+from backburner.api.errors import ApiError, from_validation
 from backburner.api.format import new_id
 from backburner.api.prompt import check_model, choices_of
 from backburner.api.responses.envelope import ResponseEnvelope
@@ -66,9 +66,6 @@ def _prepare(api: Api, raw: bytes, response_id: str) -> tuple[ResponsesBody, Tur
             e.message = e.message.replace(e.param, OUR_NAMES[e.param])
             e.param = OUR_NAMES[e.param]
         raise
-    if turn.tools and body.logprobs_wanted is not None:
-        # The logprobs of a call's tokens have no place in an answer's items.
-        raise unsupported("top_logprobs", "logprobs together with tools")
     return body, turn, generation
 
 

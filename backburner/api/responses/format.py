@@ -12,7 +12,7 @@ from backburner.api.parsing.pieces import Piece
 from backburner.api.responses.envelope import ResponseEnvelope, usage_json
 from backburner.api.responses.output import Event, Output
 from backburner.api.turn import Turn
-from backburner.engine.request import Delta, Finished, FinishReason, PromptLogprobs
+from backburner.engine.request import Delta, Finished, FinishReason, PromptLogprobs, TokenLogprob
 
 
 class ResponseChoice:
@@ -21,33 +21,36 @@ class ResponseChoice:
     def __init__(self, turn: Turn, logprobs: bool, packs_thoughts: bool) -> None:
         self.output = Output(packs_thoughts)
         self.reason: FinishReason = "stop"
-        self._forced = turn.forced
         self._parser = turn.parser()
-        self._logprobs = ContentTokens(self._parser.thinks) if logprobs else None
+        self._logprobs = ContentTokens() if logprobs else None
 
     def opening(self) -> Iterable[Event]:
-        return self._send(self._parser.feed(self._forced)) if self._forced else ()
+        return ()
 
     def prompt(self, event: PromptLogprobs) -> Iterable[Event]:
         return ()
 
     def delta(self, event: Delta) -> Iterable[Event]:
-        if self._logprobs is not None:
-            self.output.score(chat_logprobs(self._logprobs.take(event.logprobs)))
-        return self._send(self._parser.feed(event.text))
+        return self._send(self._parser.feed(event.text), event.logprobs)
 
     def closing(self, event: Finished) -> Iterable[Event]:
         self.reason = event.reason
-        if self._logprobs is not None:
-            self.output.score(chat_logprobs(self._logprobs.finish(event.reason)))
         events = self._send(self._parser.finish(event.reason))
+        if self._logprobs is not None:
+            self.output.score(chat_logprobs(self._logprobs.finish()))
         return [*events, *self.output.finish("incomplete" if event.reason == "length" else "completed")]
 
     def whole(self) -> dict[str, Any]:
         return {"output": self.output.json()}
 
-    def _send(self, pieces: Sequence[Piece]) -> list[Event]:
-        return [event for piece in pieces for event in self.output.take(piece)]
+    def _send(self, pieces: Sequence[Piece], tokens: Sequence[TokenLogprob] = ()) -> list[Event]:
+        if self._logprobs is None:
+            return [event for piece in pieces for event in self.output.take(piece)]
+        events: list[Event] = []
+        for piece, scores in self._logprobs.take(tokens, pieces):
+            self.output.score(chat_logprobs(scores))
+            events += self.output.take(piece)
+        return events
 
 
 class ResponsesFormat:

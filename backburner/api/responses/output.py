@@ -101,10 +101,10 @@ class Output:
     def __init__(self, packs_thoughts: bool) -> None:
         self._packs_thoughts = packs_thoughts
         self._items: list[Item] = []
-        self._scores: list[dict[str, Any]] = []  # of text that has not come yet
+        self._scores: list[dict[str, Any]] = []  # of text that was not sent with them
 
     def score(self, scores: Sequence[dict[str, Any]]) -> None:
-        """The logprobs of a message's text, which may come before it."""
+        """The logprobs of the next piece, or of the message that it ends."""
         self._scores += scores
 
     def take(self, piece: Piece) -> Iterator[Event]:
@@ -126,8 +126,6 @@ class Output:
         """An answer that is complete has a message or a call: clients look for one, even if nothing was said."""
         if status == "completed" and all(item.kind == "reasoning" for item in self._items):
             yield from self._enter("message")
-        if self._items and self._items[-1].kind == "message":
-            self._items[-1].scores += self._scores
         yield from self._close(status)
 
     def json(self) -> list[dict[str, Any]]:
@@ -151,6 +149,9 @@ class Output:
 
     def _close(self, status: Status = "completed") -> Iterator[Event]:
         if self._items and self._items[-1].status == "in_progress":
+            if self._items[-1].kind == "message":
+                self._items[-1].scores += self._scores
+                self._scores = []
             # Calls are held back until they are whole.
             whole = self._items[-1].kind == "function_call"
             yield from self._items[-1].closing("completed" if whole else status, self._packs_thoughts)
