@@ -44,8 +44,8 @@ def template(
     ] = 1.9375,
 ) -> None:
     """Writes the program of one page, without K and V: spec, manifest and self-test. Needs coremltools."""
-    from backburner.coreml.manifest import PageShape
     from backburner.coreml.package import write_template
+    from backburner.coreml.shape import PageShape
 
     if attention is not None and model is not None:
         raise ConfigError("--attention says what --model would: give one of them.")

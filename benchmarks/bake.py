@@ -18,9 +18,9 @@ from harness import fair_environment, finish, median_s, pin, usable_cores
 from backburner.coreml import scenarios
 from backburner.coreml.blob import new_image, patch
 from backburner.coreml.interpreter import Interpreter
-from backburner.coreml.manifest import PageShape
 from backburner.coreml.package import Template, page_errors, read_template, write_template
 from backburner.coreml.selftest import attend64, measure
+from backburner.coreml.shape import PageShape
 
 LAYERS = 16  # attention layers of the 27B model
 GROUP, HEAD_DIM, COLUMNS, TOKENS = 6, 256, 64, 8

@@ -11,10 +11,11 @@ import xxhash
 
 from backburner.coreml.blob import new_image, patch
 from backburner.coreml.interpreter import Interpreter
-from backburner.coreml.manifest import Manifest, PageShape
+from backburner.coreml.manifest import Manifest
 from backburner.coreml.page_program import build
 from backburner.coreml.queries import pack, unpack
 from backburner.coreml.selftest import attend64, bell, made_up, uniform16
+from backburner.coreml.shape import PageShape
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "vectors" / "coreml"
 

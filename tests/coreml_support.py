@@ -13,9 +13,9 @@ pytest.importorskip(
 
 from backburner.coreml.blob import Image, new_image, patch
 from backburner.coreml.interpreter import Interpreter, Rounding
-from backburner.coreml.manifest import PageShape
 from backburner.coreml.page_program import Built, build
 from backburner.coreml.selftest import Errors, Truth, attend64, measure
+from backburner.coreml.shape import PageShape
 
 SMALL = PageShape(q_heads=4, kv_heads=2, head_dim=16, page_tokens=64, block_tokens=32, columns=8)
 

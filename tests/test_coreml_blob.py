@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from backburner.coreml.blob import array_of, new_image, patch, value_exponents
-from backburner.coreml.manifest import MASK_VALUE, Manifest, PageShape
+from backburner.coreml.manifest import Manifest
 from backburner.coreml.package import write_package
 from backburner.coreml.page_program import build, random_arrays
+from backburner.coreml.shape import MASK_VALUE, PageShape
 from backburner.coreml.spec import read_spec
 from backburner.errors import BakeRefused
 from tests.coreml_support import SMALL, built, small_rows

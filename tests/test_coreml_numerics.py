@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from backburner.coreml.interpreter import Interpreter, Rounding
-from backburner.coreml.manifest import PageShape
 from backburner.coreml.queries import pack, unpack
 from backburner.coreml.scenarios import make
 from backburner.coreml.selftest import made_up, require
+from backburner.coreml.shape import PageShape
 from backburner.errors import BakeRefused
 from tests.coreml_support import Baked, bake, built
 

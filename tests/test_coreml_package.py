@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from backburner.cli import app
 from backburner.coreml.blob import array_of, new_image
 from backburner.coreml.interpreter import Interpreter
-from backburner.coreml.manifest import PageShape
 from backburner.coreml.package import bake_page, read_template, write_template
 from backburner.coreml.selftest import attend64, made_up, measure
+from backburner.coreml.shape import PageShape
 from backburner.errors import BakeRefused, ConfigError
 from tests.coreml_support import SMALL, small_rows
 

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from backburner.coreml.manifest import PageShape, from_json
-from backburner.coreml.page_program import build, random_arrays, wanted_constants
+from backburner.coreml.layout import constants_of
+from backburner.coreml.manifest import from_json
+from backburner.coreml.page_program import build, random_arrays
+from backburner.coreml.shape import PageShape
 from backburner.coreml.spec import read_program, read_spec
 from backburner.errors import ConfigError
 from tests.coreml_support import SMALL, built
@@ -26,7 +28,7 @@ BLOCK_OPERATIONS = {
 def test_every_constant_has_its_name_shape_and_place(shape: PageShape) -> None:
     one = built(shape)
     blobs = dict(read_program(read_spec(one.spec)).blobs())
-    assert {c.name for c in one.manifest.constants} == set(wanted_constants(shape)) == set(blobs)
+    assert {c.name for c in one.manifest.constants} == set(constants_of(shape)) == set(blobs)
     for constant in one.manifest.constants:
         assert blobs[constant.name].shape == constant.shape
         assert blobs[constant.name].metadata_offset == constant.metadata_offset

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backburner.coreml.manifest import SUM_LOG2, Constant, Manifest
+from backburner.coreml.layout import Constant
+from backburner.coreml.manifest import Manifest
+from backburner.coreml.shape import SUM_LOG2
 from backburner.errors import BakeRefused
 
 Image = npt.NDArray[np.uint8]  # the bytes of weight.bin
@@ -21,13 +23,8 @@ F32 = npt.NDArray[np.float32]
 
 STORAGE_VERSION = 2
 SENTINEL = 0xDEADBEEF
-ALIGNMENT = 64
 BLOB_DTYPES = {"float16": 1, "int8": 4}
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "int8": np.dtype("i1")}
-
-
-def aligned(offset: int) -> int:
-    return (offset + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 def new_image(manifest: Manifest) -> Image:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from backburner.coreml.blob import Image, new_image, patch, widen
 from backburner.coreml.interpreter import Interpreter
-from backburner.coreml.manifest import Manifest, PageShape, SelfTest, read_manifest
+from backburner.coreml.manifest import SELF_TEST_FILE, Manifest, SelfTest, read_manifest
 from backburner.coreml.selftest import (
     LSE_ABS_MAX,
     O_REL_MAX,
@@ -23,9 +23,10 @@ from backburner.coreml.selftest import (
     measure,
     require,
 )
+from backburner.coreml.shape import PageShape
 from backburner.errors import ConfigError
 
-SPEC_FILE, MANIFEST_FILE, SELF_TEST_FILE = "model.mlmodel", "manifest.json", "self_test.bin"
+SPEC_FILE, MANIFEST_FILE = "model.mlmodel", "manifest.json"
 PACKAGE, PAGE_FILE = "page.mlpackage", "page.json"
 
 SELF_TEST_SEED = 20_260_101

@@ -16,7 +16,6 @@ random values, and `build` checks every constant after saving.
 import contextlib
 import hashlib
 import io
-import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,17 +25,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backburner.coreml.blob import aligned
-from backburner.coreml.manifest import (
-    ITEM_BYTES,
-    MASK_VALUE,
-    SUM_LOG2,
-    TEMPLATE_VERSION,
-    Constant,
-    Manifest,
-    PageShape,
-    Port,
-)
+from backburner.coreml.layout import constants_of, inputs_of
+from backburner.coreml.manifest import Manifest, make_manifest
+from backburner.coreml.shape import SUM_LOG2, PageShape
 from backburner.coreml.spec import BlobRef, coremltools, read_program, read_spec
 from backburner.errors import ConfigError
 
@@ -54,54 +45,11 @@ class Built:
     weights: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A constant as the program is to have it, before it has a place in the file."""
-
-    role: str
-    first_head: int
-    heads: int
-    first_row: int
-    rows: int
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def wanted_constants(shape: PageShape) -> dict[str, _Wanted]:
-    """Every constant that is to lie in weight.bin, by name."""
-    rows, channels, dim = shape.block_tokens, shape.key_channels, shape.head_dim
-    wanted = {}
-    if shape.variant == "matmul":
-        heads = shape.kv_heads
-        wanted["k"] = _Wanted("k", 0, heads, 0, rows, "float16", (1, heads, rows, channels))
-        wanted["v"] = _Wanted("v", 0, heads, 0, rows, "float16", (1, heads, dim, rows))
-        wanted["mask"] = _Wanted("mask", 0, 0, 0, rows, "float16", (1, 1, 1, rows))
-        wanted["ones"] = _Wanted("ones", 0, 0, 0, rows, "float16", (1, 1, 1, rows))
-        return wanted
-    for block in range(shape.blocks):
-        first = block * rows
-        for head in range(shape.kv_heads):
-            at = f"{head}_{block}"
-            key_shape, value_shape = (rows, channels, 1, 1), (dim, rows, 1, 1)
-            if shape.weights == "int8":
-                wanted[f"k_{at}/data"] = _Wanted("k", head, 1, first, rows, "int8", key_shape)
-                wanted[f"k_{at}/scale"] = _Wanted("k_scale", head, 1, first, rows, "float16", (rows, 1, 1, 1))
-                wanted[f"v_{at}/data"] = _Wanted("v", head, 1, first, rows, "int8", value_shape)
-                wanted[f"v_{at}/scale"] = _Wanted("v_scale", head, 1, first, rows, "float16", (dim, 1, 1, 1))
-            else:
-                wanted[f"k_{at}"] = _Wanted("k", head, 1, first, rows, "float16", key_shape)
-                wanted[f"v_{at}"] = _Wanted("v", head, 1, first, rows, "float16", value_shape)
-        wanted[f"mask_{block}"] = _Wanted("mask", 0, 0, first, rows, "float16", (rows,))
-    if shape.variant == "block":
-        wanted["ones"] = _Wanted("ones", 0, 0, 0, rows, "float16", (1, rows, 1, 1))
-    return wanted
-
-
 def random_arrays(shape: PageShape) -> Arrays:
     """A different fill for every constant, so that no pass takes two of them for one."""
     rng = np.random.default_rng(0)
     arrays: Arrays = {}
-    for name, one in wanted_constants(shape).items():
+    for name, one in constants_of(shape).items():
         if one.role == "ones":
             arrays[name] = np.full(one.shape, 2.0**SUM_LOG2, np.float16)
         elif one.dtype == "int8":
@@ -121,16 +69,13 @@ def build(shape: PageShape, arrays: Arrays | None = None) -> Built:
     from coremltools.converters.mil.mil import types
 
     arrays = random_arrays(shape) if arrays is None else arrays
-    if shape.variant == "matmul":
-        query = (1, shape.kv_heads, shape.columns, shape.key_channels)
-    else:
-        query = (1, shape.kv_heads * shape.key_channels, 1, shape.columns)
+    (query,) = inputs_of(shape)
     body = {"block": _block, "softmax": _softmax, "matmul": _matmul}[shape.variant]
 
     def program(q: Any) -> Any:
         return body(mb, shape, arrays, q)
 
-    specs = [mb.TensorSpec(query, types.fp16)]
+    specs = [mb.TensorSpec(query.shape, types.fp16)]
     traced = mb.program(input_specs=specs, opset_version=ct.target.iOS18)(program)
     with contextlib.redirect_stderr(io.StringIO()):  # progress bars
         model = ct.convert(
@@ -149,60 +94,30 @@ def build(shape: PageShape, arrays: Arrays | None = None) -> Built:
 
 
 def _manifest(shape: PageShape, spec: Any, saved: bytes, file_bytes: int) -> Manifest:
+    """The manifest of what was saved, once that is what was asked for."""
     program = read_program(spec)
     blobs = dict(program.blobs())
-    wanted = wanted_constants(shape)
+    wanted = constants_of(shape)
     if blobs.keys() != wanted.keys():
         raise ConfigError(
             f"coremltools renamed, merged or folded constants: {sorted(blobs.keys() ^ wanted.keys())}. "
             "Use the coremltools version that pyproject.toml names."
         )
-    if set(program.outputs) != {"o", "mc", "l"} or list(program.inputs) != ["q"]:
-        raise ConfigError(f"coremltools renamed ports: {list(program.inputs)} -> {list(program.outputs)}.")
-    constants = []
-    end = 64
-    for name, blob in sorted(blobs.items(), key=lambda item: item[1].metadata_offset):
-        one = wanted[name]
-        if (blob.dtype, blob.shape) != (one.dtype, one.shape):
-            raise ConfigError(
-                f"coremltools made {name} {blob.dtype} {blob.shape}, not {one.dtype} {one.shape}."
-            )
-        constants.append(_placed(name, one, blob))
-        if blob.metadata_offset != aligned(end):
-            raise ConfigError(f"{name} is at {blob.metadata_offset} of weight.bin, not at {aligned(end)}.")
-        end = constants[-1].data_offset + constants[-1].bytes  # of the file, if it is the last: no padding
-    if end != file_bytes:
-        raise ConfigError(f"weight.bin has {file_bytes} bytes, its constants end at {end}.")
-    return Manifest(
-        template_version=TEMPLATE_VERSION,
-        shape=shape,
-        minimum_os=MINIMUM_OS,
-        spec_sha256=hashlib.sha256(saved).hexdigest(),
-        file_bytes=file_bytes,
-        inputs=tuple(Port(*item) for item in program.inputs.items()),
-        outputs=tuple(Port(*item) for item in program.outputs.items()),
-        constants=tuple(constants),
-        mask_value=MASK_VALUE,
-        sum_log2=SUM_LOG2,
-        # Both sides of o / l carry 2^SUM_LOG2; the native softmax divides by the unscaled sum itself.
-        o_log2=0 if shape.variant == "softmax" else SUM_LOG2,
-    )
-
-
-def _placed(name: str, one: _Wanted, blob: BlobRef) -> Constant:
-    return Constant(
-        name=name,
-        role=one.role,
-        first_head=one.first_head,
-        heads=one.heads,
-        first_row=one.first_row,
-        rows=one.rows,
-        dtype=one.dtype,
-        shape=one.shape,
-        metadata_offset=blob.metadata_offset,
-        data_offset=blob.metadata_offset + 64,
-        bytes=math.prod(one.shape) * ITEM_BYTES[one.dtype],
-    )
+    order = sorted(blobs, key=lambda name: blobs[name].metadata_offset)
+    manifest = make_manifest(shape, MINIMUM_OS, hashlib.sha256(saved).hexdigest(), order)
+    for one in manifest.constants:
+        asked, made = BlobRef(one.metadata_offset, one.dtype, one.shape), blobs[one.name]
+        if asked != made:
+            raise ConfigError(f"coremltools made {one.name} {made}, not {asked}.")
+    if manifest.file_bytes != file_bytes:
+        raise ConfigError(f"weight.bin has {file_bytes} bytes, its constants end at {manifest.file_bytes}.")
+    inputs = {port.name: port.shape for port in manifest.inputs}
+    outputs = {port.name: port.shape for port in manifest.outputs}
+    if (program.inputs, program.outputs) != (inputs, outputs):
+        raise ConfigError(
+            f"coremltools made the ports {program.inputs} -> {program.outputs}, not {inputs} -> {outputs}."
+        )
+    return manifest
 
 
 def _fold(combine: Callable[..., Any], values: list[Any], name: str | None = None) -> Any:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from backburner.coreml.manifest import Manifest, PageShape
+from backburner.coreml.manifest import Manifest
+from backburner.coreml.shape import PageShape
 from backburner.errors import BakeRefused
 
 F32 = npt.NDArray[np.float32]

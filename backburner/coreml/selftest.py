@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from backburner.coreml.blob import widen
-from backburner.coreml.manifest import Manifest, PageShape
+from backburner.coreml.manifest import Manifest
 from backburner.coreml.queries import Answer, pack, unpack
+from backburner.coreml.shape import PageShape
 from backburner.errors import BakeRefused
 
 F32 = npt.NDArray[np.float32]
