@@ -123,12 +123,16 @@ def _attention_numbers(text: str) -> tuple[int, int, int]:
 
 
 def _read_kv(path: Path) -> tuple[Any, Any]:
+    import zlib
+    from zipfile import BadZipFile
+
     import numpy as np
 
     try:
         with np.load(path, allow_pickle=False) as arrays:
             k, v = arrays["k"], arrays["v"]
-    except (OSError, ValueError, KeyError) as e:
+    # A lone .npy has no names; a zip may be cut off, or its parts damaged.
+    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, BadZipFile, zlib.error) as e:
         raise ConfigError(f"--kv {path}: no .npz with arrays k and v: {e}") from None
     for name, array in (("k", k), ("v", v)):
         if array.ndim != 3 or array.dtype not in (np.float16, np.float32, np.uint16):

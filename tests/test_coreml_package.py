@@ -115,6 +115,62 @@ def test_what_is_no_template_and_no_page_is_said(tmp_path: Path) -> None:
         run("bake", "page", "--template", tmp_path, "--kv", tmp_path / "kv.npz", "-o", tmp_path / "page")
 
 
+def test_bad_rows_are_refused_with_their_reason(folder: Path, tmp_path: Path) -> None:
+    shape = read_template(folder).manifest.shape
+    rows = np.ones((shape.kv_heads, 10, shape.head_dim), np.float32)
+    nan, inf, large = rows.copy(), rows.copy(), rows.copy()
+    nan[0, 3, 1], inf[0, 3, 1], large[0, 3, 1] = np.nan, np.inf, 7e4
+    cases = {
+        "K has values": ((nan, rows), (inf, rows), (large, rows)),
+        "V has values": ((rows, nan), (rows, inf)),
+        "do not fit": (
+            (rows[:, :, :-1], rows[:, :, :-1]),
+            (rows, rows[:, :5]),
+            (rows[:, :0], rows[:, :0]),
+            (np.repeat(rows, 100, axis=1), np.repeat(rows, 100, axis=1)),
+        ),
+        "see `bake page --help`": ((rows[0], rows[0]), (rows.astype(np.float64), rows)),
+    }
+    for reason, pairs in cases.items():
+        for k, v in pairs:
+            np.savez(tmp_path / "kv.npz", k=k, v=v)
+            with pytest.raises(BakeRefused, match=reason):
+                run(
+                    "bake", "page", "--template", folder, "--kv", tmp_path / "kv.npz", "-o", tmp_path / "page"
+                )
+            assert [path.name for path in tmp_path.iterdir()] == ["kv.npz"]
+
+
+def test_damaged_rows_are_refused(folder: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "whole.npz", k=np.ones((2, 3, 16), np.float16), v=np.ones((2, 3, 16), np.float16))
+    whole = (tmp_path / "whole.npz").read_bytes()
+    np.save(tmp_path / "one.npy", np.ones(3))
+    for data in (whole[: len(whole) // 2], whole[:40], whole.replace(b"NUMPY", b"NUMPI"), b"",
+                 (tmp_path / "one.npy").read_bytes()):  # fmt: skip
+        (tmp_path / "kv.npz").write_bytes(data)
+        with pytest.raises(ConfigError, match="arrays k and v"):
+            run("bake", "page", "--template", folder, "--kv", tmp_path / "kv.npz", "-o", tmp_path / "page")
+
+
+def test_a_folder_that_cannot_be_written_is_said(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="template cannot be written"):
+        write_template(tmp_path / "file" / "template", SMALL, 0.25)
+    template = read_template(folder)
+    shape = template.manifest.shape
+    rows = np.ones((shape.kv_heads, 10, shape.head_dim), np.float16)
+    with pytest.raises(ConfigError, match="page cannot be written"):
+        bake_page(template, rows, rows, tmp_path / "file" / "page", check=False)
+
+
+def test_a_template_of_another_version_says_what_to_do(tmp_path: Path) -> None:
+    write_template(tmp_path, SMALL, 0.25)
+    path = tmp_path / "manifest.json"
+    path.write_text(path.read_text().replace('"template_version": 1', '"template_version": 99'))
+    with pytest.raises(ConfigError, match=r"has version 99.*bake template"):
+        read_template(tmp_path)
+
+
 def test_the_ones_are_in_every_new_file() -> None:
     from tests.coreml_support import built
 

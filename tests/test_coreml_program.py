@@ -86,6 +86,8 @@ def test_impossible_shapes_are_refused(wrong: dict[str, object]) -> None:
         ('"dtype": "float16"', '"dtype": "float64"'),
         ('"file_bytes": ', '"file_bytes": -'),
         ('"columns"', '"rows"'),
+        ('"mask_value": -30000.0', '"mask_value": 0.0'),
+        ('"role": "k"', '"role": "v"'),
         ("{", "["),
     ],
 )

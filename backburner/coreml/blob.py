@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backburner.coreml.layout import Constant
+from backburner.coreml.layout import RECORD_BYTES, Constant
 from backburner.coreml.manifest import Manifest
 from backburner.coreml.shape import SUM_LOG2
-from backburner.errors import BakeRefused
+from backburner.errors import BakeRefused, ConfigError
 
 Image = npt.NDArray[np.uint8]  # the bytes of weight.bin
 F32 = npt.NDArray[np.float32]
@@ -30,17 +30,36 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "int8": np
 def new_image(manifest: Manifest) -> Image:
     """weight.bin with its header, every metadata record and the constants that no page changes; zeros elsewhere."""
     image = np.zeros(manifest.file_bytes, np.uint8)
-    _put(image, 0, struct.pack("<II", len(manifest.constants), STORAGE_VERSION))
+    image[:RECORD_BYTES] = _header(manifest)
     for one in manifest.constants:
-        record = struct.pack("<IIQQ", SENTINEL, BLOB_DTYPES[one.dtype], one.bytes, one.data_offset)
-        _put(image, one.metadata_offset, record)
+        image[one.metadata_offset : one.data_offset] = _record(one)
         if one.role == "ones":
             array_of(image, one)[...] = 2.0**SUM_LOG2
     return image
 
 
-def _put(image: Image, offset: int, data: bytes) -> None:
-    image[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+def check_image(manifest: Manifest, image: Image) -> None:
+    """Raises ConfigError for bytes that are not a weight.bin of this manifest, whatever its K and V."""
+    if image.size != manifest.file_bytes:
+        raise ConfigError(f"weight.bin has {image.size} bytes instead of {manifest.file_bytes}.")
+    if not np.array_equal(image[:RECORD_BYTES], _header(manifest)):
+        raise ConfigError("weight.bin does not begin as the manifest says.")
+    for one in manifest.constants:
+        same = np.array_equal(image[one.metadata_offset : one.data_offset], _record(one))
+        if not same or (one.role == "ones" and not (array_of(image, one) == 2.0**SUM_LOG2).all()):
+            raise ConfigError(f"weight.bin does not have {one.name} where the manifest says.")
+
+
+def _header(manifest: Manifest) -> Image:
+    return _padded(struct.pack("<II", len(manifest.constants), STORAGE_VERSION))
+
+
+def _record(one: Constant) -> Image:
+    return _padded(struct.pack("<IIQQ", SENTINEL, BLOB_DTYPES[one.dtype], one.bytes, one.data_offset))
+
+
+def _padded(data: bytes) -> Image:
+    return np.frombuffer(data.ljust(RECORD_BYTES, b"\0"), np.uint8)
 
 
 def array_of(image: Image, constant: Constant) -> npt.NDArray[Any]:
@@ -71,7 +90,7 @@ def patch(
     k, v: [kv_heads, filled, head_dim]. `image` may be a mapped file. Raises BakeRefused for what fp16 cannot hold.
     """
     shape = manifest.shape
-    filled = k.shape[1]
+    filled = k.shape[1] if k.ndim == 3 else 0
     if k.shape != (shape.kv_heads, filled, shape.head_dim) or v.shape != k.shape:
         raise BakeRefused(
             f"K {k.shape} and V {v.shape} do not fit {shape.kv_heads} heads of {shape.head_dim}."

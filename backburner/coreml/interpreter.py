@@ -4,6 +4,7 @@ Every output is rounded to fp16. Products are summed wide, as measured by others
 some engines do worse. The engine's own tables for exp and log, its tiling and its fusion are not modelled.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from backburner.coreml.spec import Argument, BlobRef, Operation, Program, read_p
 from backburner.errors import ConfigError
 
 F32 = npt.NDArray[np.float32]
+
+# What reading or running a program raises that is none.
+DAMAGE = (KeyError, ValueError, TypeError, AttributeError, IndexError)
 
 SMALLEST_NORMAL = np.float32(2.0**-14)
 
@@ -61,12 +65,26 @@ class Interpreter:
     """One package, ready to be asked."""
 
     def __init__(self, spec: bytes, image: Image, rounding: Rounding | None = None) -> None:
-        self._program: Program = read_program(read_spec(spec))
+        """Raises ConfigError for what is not a program over these weights."""
+        try:
+            self._program: Program = read_program(read_spec(spec))
+            for name, blob in self._program.blobs():
+                end = blob.metadata_offset + 64 + math.prod(blob.shape) * NUMPY_DTYPES[blob.dtype].itemsize
+                if end > image.size:
+                    raise ConfigError(f"The program's {name} ends at {end}, beyond weight.bin.")
+        except DAMAGE as e:
+            raise ConfigError(f"This is not a page program: {e!r}") from None
         self._image = image
         self._rounding = rounding or Rounding()
 
     def predict(self, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, F32]:
-        """The outputs by name, fp16 values as float32."""
+        """The outputs by name, fp16 values as float32. Raises ConfigError for a program that cannot be run."""
+        try:
+            return self._predict(inputs)
+        except DAMAGE as e:
+            raise ConfigError(f"This program cannot be run on these inputs: {e!r}") from None
+
+    def _predict(self, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, F32]:
         values: dict[str, Any] = {}
         for name, shape in self._program.inputs.items():
             if inputs[name].shape != shape:
@@ -98,7 +116,8 @@ class Interpreter:
 
     def _run(self, operation: Operation, values: dict[str, Any]) -> tuple[Any, ...]:
         if operation.kind == "const":
-            assert operation.value is not None
+            if operation.value is None:
+                raise ConfigError(f"The program's {operation.name} has no value.")
             return (self._constant(operation.value),)
         run = OPERATIONS.get(operation.kind)
         if run is None:

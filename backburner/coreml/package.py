@@ -59,6 +59,12 @@ def write_template(folder: Path, shape: PageShape, scale: float) -> Manifest:
     """Builds a template with coremltools, checks it in the interpreter, and writes its files."""
     from backburner.coreml.page_program import build
 
+    try:
+        folder.mkdir(
+            parents=True, exist_ok=True
+        )  # first: whether it can be written is known before the long part
+    except OSError as e:
+        raise ConfigError(f"The template cannot be written to {folder}: {e}") from None
     built = build(shape)
     filled = max(1, shape.page_tokens * 3 // 4)  # the mask is tested, too
     tokens = min(SELF_TEST_TOKENS, shape.query_tokens)
@@ -76,10 +82,13 @@ def write_template(folder: Path, shape: PageShape, scale: float) -> Manifest:
         SELF_TEST_SEED, filled, tokens, scale, o_rel_max, LSE_ABS_MAX, SELF_TEST_FILE, digest
     )
     manifest = replace(built.manifest, self_test=self_test)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / SPEC_FILE).write_bytes(built.spec)
-    (folder / SELF_TEST_FILE).write_bytes(expected)
-    (folder / MANIFEST_FILE).write_text(manifest.to_json())  # last: a template with a manifest is whole
+    try:
+        (folder / MANIFEST_FILE).unlink(missing_ok=True)
+        (folder / SPEC_FILE).write_bytes(built.spec)
+        (folder / SELF_TEST_FILE).write_bytes(expected)
+        (folder / MANIFEST_FILE).write_text(manifest.to_json())  # last: a template with a manifest is whole
+    except OSError as e:
+        raise ConfigError(f"The template cannot be written to {folder}: {e}") from None
     return manifest
 
 
@@ -183,7 +192,11 @@ def bake_page(
     # Whole or not at all: a folder of this name is a page that can be loaded.
     partial = folder.with_name(folder.name + ".part")
     shutil.rmtree(partial, ignore_errors=True)
-    write_package(partial / PACKAGE, template.spec, image)
-    (partial / PAGE_FILE).write_text(json.dumps(asdict(page)) + "\n")
-    partial.rename(folder)
+    try:
+        write_package(partial / PACKAGE, template.spec, image)
+        (partial / PAGE_FILE).write_text(json.dumps(asdict(page)) + "\n")
+        partial.rename(folder)
+    except OSError as e:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise ConfigError(f"The page cannot be written to {folder}: {e}") from None
     return page

@@ -73,9 +73,13 @@ def read_spec(data: bytes) -> Any:
     """The protobuf message of model.mlmodel."""
     coremltools()
     from coremltools.proto import Model_pb2
+    from google.protobuf.message import DecodeError  # type: ignore
 
     spec = Model_pb2.Model()
-    spec.ParseFromString(data)
+    try:
+        spec.ParseFromString(data)
+    except DecodeError as e:
+        raise ConfigError(f"This is not the spec of a Core ML model: {e}") from None
     return spec
 
 
