@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from backburner.coreml.interpreter import Interpreter, Rounding
-from backburner.coreml.queries import pack, unpack
+from backburner.coreml.queries import Answer, pack, unpack
 from backburner.coreml.scenarios import make
-from backburner.coreml.selftest import made_up, require
+from backburner.coreml.selftest import compare, made_up, require
 from backburner.coreml.shape import PageShape
 from backburner.errors import BakeRefused
 from tests.coreml_support import Baked, bake, built
@@ -26,17 +26,20 @@ WITH_ESTIMATE = {
     "extreme": (8.4e-3, 1.3e-3),
     "masked": (6.5e-3, 1.7e-3),
 }
-# Scores near 136 are rounded to 1/8, so two rivals' weights may be 6 % off: hence the estimate by default. The study's
-# one draw of data was 0.8 % off, the worst of ours is 2.7 %. Above 16 half a step is 7.8e-3: the study's masked page
-# was 7.9e-3 off, ours 8.1e-3.
+# Nor here; but no program can be nearer than its fp16 scores are. Near 136 those are rounded to 1/8, so that weights
+# of two rivals may be 6 % off: how much of that is seen depends on how close the rivals of a draw are. The study's one
+# draw was 0.8 % off, 20 of ours 1.0 to 3.1 %, with the study's own shift as with ours. So where exact attention over
+# rounded scores is beyond the table, the program may add to it what it costs on flat data, and no more.
 WITHOUT_ESTIMATE = {
-    "flat": (1.6e-3, 1.0e-3),
+    "flat": (1.2e-3, 1.0e-3),
     "peaky": (1.4e-3, 8.2e-3),
     "between": (3.2e-3, 8.2e-3),
     "outlier": (3.2e-3, 8.0e-4),
-    "extreme": (3e-2, 6.3e-2),
-    "masked": (6.5e-3, 8.2e-3),
+    "extreme": (8.4e-3, 6.3e-2),
+    "masked": (6.5e-3, 7.9e-3),
 }
+# Beyond this distance between an estimate and the largest score the page is asked again (attention/baked.py).
+ESTIMATE_ERROR_MAX = 16
 # Flushed denormals, infinity at 2^15 and an exp that is 2^-11 off, all at once. The study found 0.6 %, 1.6 % and 16 %,
 # at a shift of 2.77. What lies between is what flushing takes most from: its many small weights are half of the sum.
 PESSIMISTIC = Rounding(flush_denormals=True, mac_limit=2.0**15, exp_error=2.0**-11)
@@ -63,11 +66,27 @@ def shape_for(page_tokens: int, estimate: bool) -> PageShape:
     return PageShape(6 * kv_heads, kv_heads, 256, page_tokens, block, 48, estimate=estimate)
 
 
+def rows_for(name: str, shape: PageShape, tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows = shape.page_tokens * 10_000 // 16_384 if name == "masked" else shape.page_tokens
+    return make("peaky" if name == "masked" else name, shape.kv_heads, rows, 256, shape.q_heads, tokens)
+
+
 def baked(name: str, page_tokens: int, tokens: int, estimate: bool) -> Baked:
     shape = shape_for(page_tokens, estimate)
-    rows = page_tokens * 10_000 // 16_384 if name == "masked" else page_tokens
-    data = make("peaky" if name == "masked" else name, shape.kv_heads, rows, 256, shape.q_heads, tokens)
-    return bake(built(shape), *data)
+    return bake(built(shape), *rows_for(name, shape, tokens))
+
+
+def with_rounded_scores(k: np.ndarray, v: np.ndarray, q: np.ndarray, scale: float) -> Answer:
+    """Attention in float64 but for the scores, each of which is rounded to fp16."""
+    rounded = (q * np.float32(scale)).astype(np.float16).astype(np.float64)
+    o, lse = [], []
+    for head, columns in enumerate(rounded.reshape(len(k), -1, k.shape[2])):
+        s = (columns @ k[head].astype(np.float64).T).astype(np.float16).astype(np.float64)
+        top = s.max(axis=1, keepdims=True)
+        p = np.exp(s - top)
+        o.append(p @ v[head].astype(np.float64) / p.sum(axis=1, keepdims=True))
+        lse.append(top[:, 0] + np.log(p.sum(axis=1)))
+    return Answer(np.reshape(o, q.shape), np.reshape(lse, q.shape[:2]), np.zeros(q.shape[:2]))
 
 
 @pytest.mark.parametrize("tokens", [1, 8])
@@ -82,11 +101,41 @@ def test_errors_stay_within_the_study(name: str, page_tokens: int, tokens: int) 
     assert one.errors(PESSIMISTIC).o_rel <= PESSIMISTIC_O_REL[name]
 
 
+def test_the_largest_page_is_as_exact() -> None:
+    one = baked("masked", 16_384, 8, estimate=True)
+    errors = one.errors()
+    assert errors.o_rel <= WITH_ESTIMATE["masked"][0]
+    assert errors.lse_abs <= WITH_ESTIMATE["masked"][1]
+
+
 @pytest.mark.parametrize("page_tokens", [1024, pytest.param(16_384, marks=deep)])
 @pytest.mark.parametrize("name", WITHOUT_ESTIMATE)
 def test_errors_without_an_estimate(name: str, page_tokens: int) -> None:
-    errors = baked(name, page_tokens, 8, estimate=False).errors()
+    shape = shape_for(page_tokens, estimate=False)
+    k, v, q = rows_for(name, shape, 8)
+    one = bake(built(shape), k, v, q)
+    errors, rounding = one.errors(), compare(with_rounded_scores(k, v, q, one.scale), one.truth)
     o_rel, lse_abs = WITHOUT_ESTIMATE[name]
+    flat_o_rel, flat_lse_abs = WITHOUT_ESTIMATE["flat"]
+    assert errors.o_rel <= max(o_rel, rounding.o_rel + flat_o_rel)
+    assert errors.lse_abs <= max(lse_abs, rounding.lse_abs + flat_lse_abs)
+
+
+@pytest.mark.parametrize("page_tokens", [1024, pytest.param(16_384, marks=deep)])
+@pytest.mark.parametrize("name", WITH_ESTIMATE)
+def test_a_page_that_knows_no_estimate_is_asked_twice(name: str, page_tokens: int) -> None:
+    """What the first answer says of the largest scores is the second's estimate. Then all of the table holds."""
+    one = baked(name, page_tokens, 8, estimate=True)
+    manifest = one.template.manifest
+    predict = Interpreter(one.template.spec, one.image).predict
+    answer = unpack(manifest, predict({"q": pack(manifest.shape, one.q, one.scale)}), one.exponents, 8)
+    o_rel, lse_abs = WITHOUT_ESTIMATE[name]
+    if np.abs(answer.top).max() > ESTIMATE_ERROR_MAX:
+        top = answer.top
+        outputs = predict({"q": pack(manifest.shape, one.q, one.scale, top)})
+        answer = unpack(manifest, outputs, one.exponents, 8, top)
+        o_rel, lse_abs = WITH_ESTIMATE[name]
+    errors = compare(answer, one.truth)
     assert errors.o_rel <= o_rel
     assert errors.lse_abs <= lse_abs
 
