@@ -58,8 +58,8 @@ tiny: setup
 	$(BIN)/python -m scripts.train_tiny.evaluate backburner/model/tiny --json build/tiny/evaluation.json
 
 vectors: setup
-	$(BIN)/python scripts/make_vectors.py
-	$(BIN)/python scripts/make_coreml_vectors.py
+	$(BIN)/python -m scripts.make_vectors
+	$(BIN)/python -m scripts.make_coreml_vectors
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info backburner/native/*.so

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,9 @@ from backburner.coreml.page_program import build
 from backburner.coreml.queries import pack, unpack
 from backburner.coreml.selftest import attend64, bell, made_up, uniform16
 from backburner.coreml.shape import PageShape
+from scripts.vector_files import VECTORS, write_folder
 
-FOLDER = Path(__file__).resolve().parent.parent / "tests" / "vectors" / "coreml"
+FOLDER = VECTORS / "coreml"
 
 SHAPES = {
     "block": PageShape(4, 2, 16, 64, 32, 8),
@@ -133,16 +132,5 @@ def queries(name: str, one: Any) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    wanted = files()
-    for path in FOLDER.iterdir():
-        if path.name not in wanted:
-            path.unlink()
-    for name, data in wanted.items():
-        (FOLDER / name).write_bytes(data)
-    print(f"{len(wanted)} files", file=sys.stderr)
-
-
 if __name__ == "__main__":
-    main()
+    write_folder(FOLDER, files())

@@ -2,9 +2,7 @@
 
 import json
 import struct
-import sys
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -14,8 +12,9 @@ from backburner.transport import messages as m
 from backburner.transport.fields import DTYPE_NAMES
 from backburner.transport.frames import FRAME_VERSION, HEADER, MAGIC, META_MAX, body_check
 from backburner.transport.messages import encode
+from scripts.vector_files import VECTORS, write_folder
 
-FOLDER = Path(__file__).resolve().parent.parent / "tests" / "vectors" / "frames"
+FOLDER = VECTORS / "frames"
 
 KEY_A = bytes(range(16))
 KEY_B = bytes(range(0x80, 0xC0))  # 64 bytes: the longest
@@ -205,16 +204,5 @@ def files() -> dict[str, bytes]:
     return out
 
 
-def main() -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    wanted = files()
-    for path in FOLDER.iterdir():
-        if path.name not in wanted:
-            path.unlink()
-    for name, data in wanted.items():
-        (FOLDER / name).write_bytes(data)
-    print(f"{len(wanted)} files", file=sys.stderr)
-
-
 if __name__ == "__main__":
-    main()
+    write_folder(FOLDER, files())
