@@ -258,6 +258,14 @@ class SplitDecodeRunner:
         return state.done
 
     def _on_worker(self, state: _State, step: Callable[[], R]) -> R:
+        """Does a step. A conversation whose step fails for good is not kept."""
+        try:
+            return self._or_again(state, step)
+        except BaseException:
+            state.sequence.failed = True
+            raise
+
+    def _or_again(self, state: _State, step: Callable[[], R]) -> R:
         """Does a step; when the worker is lost in it, waits for its return and does what is missing again."""
         try:
             return step()
@@ -274,11 +282,4 @@ class SplitDecodeRunner:
                 self._open(state, state.done)
                 return step()
             except TransportError as again:
-                state.sequence.failed = True
                 raise WorkerLost(f"The worker was lost again: {again}. Send the request again.") from again
-            except BaseException:
-                state.sequence.failed = True
-                raise
-        except BaseException:
-            state.sequence.failed = True
-            raise
