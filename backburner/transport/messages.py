@@ -180,8 +180,8 @@ class Ok:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Attend:
-    """Attention of q over bound pages [first, first + count) at one layer. Answer: PartialReply."""
+class _Question:
+    """Of q to bound pages [first, first + count) at one layer."""
 
     sequence: int
     layer: int
@@ -194,20 +194,16 @@ class Attend:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AttendAhead:
+class Attend(_Question):
+    """Attention of q over bound pages [first, first + count) at one layer. Answer: PartialReply."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttendAhead(_Question):
     """An Attend whose partials will be folded onto what another worker makes of the pages before. Answer: Ok.
 
     The worker computes at once and keeps the partials, under this message's tag, until FoldOnto comes.
     """
-
-    sequence: int
-    layer: int
-    first: int
-    count: int
-    q: Array  # [q_heads, T, head_dim], in the activations' dtype
-
-    def __post_init__(self) -> None:
-        _is_query(self.q)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
