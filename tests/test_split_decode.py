@@ -1,11 +1,11 @@
 """Split decode: a host that has the first layers alone writes what one that has them all would write."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -22,7 +22,17 @@ from backburner.transport.link import Link
 from backburner.transport.messages import Message, TailAck, TailChunk
 from backburner.worker.server import WorkerServer
 from tests.crossing import of, watched
-from tests.host import BEST_ENGINE, generate, host, link_to, long_prompt, serving, tokenizer, until
+from tests.host import (
+    BEST_ENGINE,
+    generate,
+    generate_with_state,
+    host,
+    link_to,
+    long_prompt,
+    serving,
+    tokenizer,
+    until,
+)
 from tests.processes import ask, serve, worker
 
 SEAM = 4
@@ -75,26 +85,9 @@ def write(
     before_step: Callable[[int], None] = lambda number: None,
 ) -> tuple[list[int], list[np.ndarray], int]:
     """Greedy tokens, the logits that each was chosen from, and where the read began."""
-    state = runner.start(GenerationRequest("test", tuple(prompt), count))
-    began = read = runner.read_from(state)
-    logits: list[np.ndarray] = []
-    number = 0
-    try:
-        while len(logits) < count:
-            number += 1
-            before_step(number)
-            step = next_step(len(prompt), read, runner.step_tokens(state))
-            if isinstance(step, Prefill):
-                row = runner.read(state, step.start, step.stop)
-                read = step.stop
-            else:
-                row = runner.run_token(state)
-            if row is not None:
-                logits.append(np.array(row.astype(mx.float32)))
-                state.tokens.append(int(mx.argmax(row).item()))
-    finally:
-        runner.finish(state)
-    return state.tokens[len(prompt) :], logits, began
+    number = itertools.count(1)
+    tokens, logits, state = generate_with_state(runner, prompt, count, lambda _: before_step(next(number)))
+    return tokens, logits, runner.read_from(state)
 
 
 def check(runner: SplitDecodeRunner, prompt: list[int], **options: Callable[[int], None]) -> int:
