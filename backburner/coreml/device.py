@@ -26,7 +26,7 @@ class DeviceRuntime:
         """Raises ConfigError where Core ML cannot run."""
         if sys.platform != "darwin":
             raise ConfigError("--engine baked needs macOS; --engine baked-sim runs everywhere.")
-        self._coremltools = coremltools()
+        self._coremltools: Any = coremltools()
 
     def load(self, manifest: Manifest, image: Image, folder: Path | None) -> Predict:
         if folder is None:

@@ -62,15 +62,14 @@ class SimulatedPage:
             top = np.maximum(top, s.max(axis=0, keepdims=True))
         mc = rounding.half(top - np.float32(np.float16(shape.shift)))
         ones = self._weight("ones", 0, 0)
-        o: F32 | None = None
-        total: F32 | None = None
-        parts = []
+        o, total = np.zeros(0, np.float32), np.zeros(0, np.float32)
+        parts: list[F32] = []
         for start, s in zip(starts, scores, strict=True):
             p = OPERATIONS["exp"](rounding, {"x": rounding.half(s - mc)})
             o_b = rounding.product(self._weight("v", head, start), p)
             l_b = rounding.product(ones, p)
-            o = o_b if o is None else rounding.half(o + o_b)
-            total = l_b if total is None else rounding.half(total + l_b)
+            o = rounding.half(o + o_b) if parts else o_b
+            total = rounding.half(total + l_b) if parts else l_b
             parts.append(l_b)
         with np.errstate(divide="ignore", invalid="ignore"):
             return rounding.half(o / total), mc, parts
