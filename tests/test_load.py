@@ -173,6 +173,21 @@ def test_everything_runs_in_fp32_on_cpu() -> None:
     assert model.geometry(64).dtype == "float32"
 
 
+def test_nothing_is_compiled_at_run_time_on_cpu() -> None:
+    calls = []
+
+    @mx.compile
+    def traced(x: mx.array) -> mx.array:
+        calls.append(1)
+        return x + 1
+
+    mx.enable_compile()
+    load("tiny", TINY)
+    for _ in range(3):
+        mx.eval(traced(mx.ones(2)))
+    assert len(calls) == 3
+
+
 def test_weights_of_the_mxfp4_kind_become_fp32_too(folder: Path) -> None:
     model = load("mxfp4", quantised(folder, 4, "mxfp4", 32)).model
     from mlx.utils import tree_flatten

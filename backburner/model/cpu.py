@@ -96,7 +96,11 @@ def prepare_for_cpu(model: nn.Module, memory_bytes: int | None = None) -> tuple[
     Weights become fp32 when they fit in `FP32_WEIGHTS_SHARE` of memory_bytes (default: what is free now); else the
     large ones keep their form and become fp32 for each call. Reason: MLX's 16-bit matrix product runs at 3 to 5
     GFLOP/s on a core, fp32 through OpenBLAS at 86.
+
+    mx.compile goes off for the process: on CPU it calls a C++ compiler at run time, and gains nothing (a ubatch 1.006
+    times as fast, a token 1.000 times, benchmarks/compiled.py). So the tests run what is served.
     """
+    mx.disable_compile()
     use_chunked_delta()
     use_native_recurrent(model)
     use_native_gating(model)

@@ -114,18 +114,15 @@ class TestSuite(integration.ChatModelIntegrationTests):
         }
 
 
-NAMES = "tiny names parameters that the function does not have: it copies those it was trained with"
+NAMES = (
+    "free to call or not, tiny names parameters that the function does not have: those it was trained with"
+)
+LETTERS = "tiny cannot copy letters that its training did not have"
 LENGTH = "asked for a joke, tiny fills the schema's first text until max_tokens; clients then see finish_reason length"
-NO_CALL = "behind the beginning of a call that is forced, tiny writes no name of a function: what it wrote is content"
 EXCLUDED = {
-    "test_tool_calling": NAMES,
-    "test_tool_calling_async": NAMES,
-    "test_bind_runnables_as_tools": NAMES,
     "test_agent_loop": NAMES,
-    "test_unicode_tool_call_integration": NAMES,
-    "test_structured_output_pydantic_2_v1": NAMES,
-    "test_tool_choice": NO_CALL,
-    "test_tool_calling_with_no_arguments": NO_CALL,
+    "test_unicode_tool_call_integration": LETTERS,
+    "test_structured_output_pydantic_2_v1": LENGTH,
     "test_structured_output": LENGTH,
     "test_structured_output_async": LENGTH,
 }
