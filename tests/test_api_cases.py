@@ -1,6 +1,6 @@
 """Public faults of other servers, by their numbers in facts/clients.md: what must hold instead.
 
-Those of prefix re-use and of batching are not here.
+Those of prefix re-use and of batching are not here; `test_case_list` says where each is.
 """
 
 import itertools
