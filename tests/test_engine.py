@@ -18,6 +18,7 @@ from backburner.engine.request import (
     SamplingParams,
 )
 from backburner.engine.restarts import Restarts
+from backburner.engine.runner import ModelRunner
 from backburner.engine.sampling import Chosen, Score
 from backburner.engine.scheduler import UBATCH_TOKENS, Decode, Prefill, next_step
 from backburner.errors import BackburnerError, ContextExceeded, EngineDead, LinkClosed, ModelError, QueueFull
@@ -442,6 +443,33 @@ def test_closing_does_not_wait_for_a_restart_to_begin() -> None:
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, EngineDead)
     assert not engine._thread.is_alive()
+
+
+def test_the_real_runner_is_made_again_and_gives_the_same_answer() -> None:
+    runners = []
+
+    def make() -> ModelRunner:
+        runners.append(host().__enter__())
+        return runners[-1]
+
+    engine: Engine = Engine(make, "tiny")
+    engine.start()
+    try:
+        before = answer(engine, chat("Hi, I am Maria."), max_tokens=20)
+
+        def breaks(state):
+            raise SystemExit("broken")
+
+        runners[0].decode = breaks
+        failed, after = Collector(), Collector()
+        for got in (failed, after):
+            engine.submit(GenerationRequest("r", tuple(chat("Hi, I am Maria.")), 20), got)
+        assert isinstance(failed.result(), Failed)
+        assert after.done.wait(60)
+        assert after.tokens == before.tokens
+        assert len(runners) == 2
+    finally:
+        engine.close()
 
 
 def test_restarts_are_limited_within_a_while_and_not_for_ever() -> None:
