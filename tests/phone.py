@@ -10,15 +10,16 @@ each answered by `ok`: plug SERIAL LOCATION, unplug SERIAL, listen SERIAL PORT O
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket
 import struct
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import gi
@@ -27,7 +28,7 @@ gi.require_version("UMockdev", "1.0")
 from gi.repository import UMockdev  # noqa: E402 - once it is known which version
 
 # usbfs: the number of each ioctl, whose group is 'U'.
-GETDRIVER, SUBMITURB, DISCARDURB, REAPURB, REAPURBNDELAY, GET_CAPABILITIES = 8, 10, 11, 12, 13, 26
+GETDRIVER, SUBMITURB, DISCARDURB, REAPURBNDELAY, CLAIM, RELEASE, GET_CAPABILITIES = 8, 10, 11, 13, 15, 16, 26
 CAPABILITIES = 0x01 | 0x02 | 0x04  # zero packets, continued transfers, no limit to a packet
 
 URB_BYTES = 56
@@ -43,8 +44,36 @@ FIN, SYN, RST, ACK = 0x01, 0x02, 0x04, 0x10
 WINDOW = 131_072
 PAYLOAD_MAX = 15_000  # the daemon reads 16,384 bytes at once
 
-# The daemon asks again and again whether something has come, since our file is always ready: it waits here.
-REAP_WAIT_S = 0.0002
+# What a daemon may take to let go of a phone that is gone, on a busy machine.
+RELEASE_S = 10.0
+
+
+class Node:
+    """The device's file. poll() says that it can be written to while a URB is done, as the kernel's does.
+
+    That is a pipe of one page, which a byte fills. A plain file is always ready: the daemon would spin on it, and
+    as its poll never times out, never send the acknowledgements that it owes: a reply of a few windows stood still.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+        self._path = path
+        self._end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        fcntl.fcntl(self._end, fcntl.F_SETPIPE_SZ, 4096)
+        self._ready = True
+        self.set_ready(False)
+
+    def set_ready(self, ready: bool) -> None:
+        if ready and not self._ready:
+            os.read(self._end, 1)
+        elif self._ready and not ready:
+            os.write(self._end, b"\0")
+        self._ready = ready
+
+    def remove(self) -> None:
+        """The name only: a late answer may still turn to the pipe."""
+        self._path.unlink()
 
 
 def descriptors() -> bytes:
@@ -67,10 +96,11 @@ def string(text: str) -> bytes:
 class Joined:
     """One TCP connection of the mux, joined to a socket of ours."""
 
-    def __init__(self, phone: "Phone", host_port: int, port: int, sock: socket.socket) -> None:
+    def __init__(self, phone: "Phone", host_port: int, port: int, our_port: int) -> None:
         self._phone = phone
         self._ports = (host_port, port)
-        self._sock = sock
+        self._our_port = our_port
+        self._sock = socket.socket()
         self._changed = threading.Condition()  # guards all below
         self._sent = 0
         self._acked = 0
@@ -78,11 +108,9 @@ class Joined:
         self._received = 0
         self._waiting: deque[bytes] = deque()
         self._closed = False
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def start(self) -> None:
-        self._send(SYN | ACK, seq=0)
-        threading.Thread(target=self._up, daemon=True).start()
         threading.Thread(target=self._down, daemon=True).start()
 
     def arrived(self, ack: int, window: int, payload: bytes) -> None:
@@ -123,6 +151,14 @@ class Joined:
 
     def _down(self) -> None:
         """From our socket to the host, no more than it has room for."""
+        try:
+            self._sock.connect(("127.0.0.1", self._our_port))
+        except OSError:
+            self._phone.forget(*self._ports)
+            self._phone.send_tcp(*self._ports, 0, 1, RST)
+            return
+        self._send(SYN | ACK, seq=0)
+        threading.Thread(target=self._up, daemon=True).start()
         with contextlib.suppress(OSError):
             while payload := self._sock.recv(PAYLOAD_MAX):
                 with self._changed:
@@ -142,12 +178,14 @@ class Joined:
 class Phone(UMockdev.IoctlBase):
     """A device: its descriptors, its bulk endpoints and what it says there."""
 
-    def __init__(self, serial: str, ports: dict[int, int]) -> None:
+    def __init__(self, serial: str, ports: dict[int, int], node: Node) -> None:
         super().__init__()
         self._serial = serial
         self._ports = ports  # of the phone, to ours
         self._changed = threading.Condition()  # guards all below
+        self._node = node
         self._gone = False
+        self._claimed = False
         self._pending: deque[Any] = deque()  # URBs that wait for something to come in
         self._done: deque[tuple[Any, Any, int, int, bytes]] = (
             deque()
@@ -156,19 +194,23 @@ class Phone(UMockdev.IoctlBase):
         self._incoming = b""
         self._joined: dict[tuple[int, int], Joined] = {}
 
-    # usbfs
+    # usbfs. All of the daemon waits for each answer, so that nothing here may wait for anything.
 
     def do_handle_ioctl(self, client: Any) -> bool:
         number = client.get_request() & 0xFF
         try:
-            if self._gone and number not in (REAPURB, REAPURBNDELAY, DISCARDURB):
-                client.complete(-1, errno.ENODEV)
-            elif number == SUBMITURB:
+            if number in (CLAIM, RELEASE):
+                with self._changed:
+                    self._claimed = number == CLAIM
+                    self._changed.notify_all()
+            if number == SUBMITURB:
                 self._submit(client)
-            elif number in (REAPURB, REAPURBNDELAY):
+            elif number == REAPURBNDELAY:
                 self._reap(client)
             elif number == DISCARDURB:
                 self._discard(client)
+            elif self._gone:
+                client.complete(-1, errno.ENODEV)
             elif number == GETDRIVER:
                 client.complete(-1, errno.ENODATA)
             elif number == GET_CAPABILITIES:
@@ -188,27 +230,35 @@ class Phone(UMockdev.IoctlBase):
         buffer = urb.resolve(16, length) if length else None
         data = bytes(buffer.retrieve()) if buffer is not None else b""
         with self._changed:
-            if kind == URB_CONTROL:
+            gone = self._gone
+            if gone:
+                # usbmuxd does not look whether it may submit another read, and would wait for that one for ever. So
+                # it always may, as if the phone had gone a moment later.
+                self._finish(urb, buffer, -errno.ESHUTDOWN)
+            elif kind == URB_CONTROL:
                 status, reply = self._control(data)
-                self._done.append((urb, buffer, status, len(reply), data[:8] + reply if reply else b""))
+                self._finish(urb, buffer, status, len(reply), data[:8] + reply if reply else b"")
             elif kind == URB_BULK and endpoint == ENDPOINT_IN:
                 self._pending.append((urb, buffer))
                 self._fill()
             else:
-                self._done.append((urb, buffer, 0, length, b""))
-            self._changed.notify_all()
+                self._finish(urb, buffer, 0, length)
         client.complete(0, 0)
-        if kind == URB_BULK and endpoint == ENDPOINT_OUT:
+        if kind == URB_BULK and endpoint == ENDPOINT_OUT and not gone:
             self._take(data)
+
+    def _finish(self, urb: Any, buffer: Any, status: int, length: int = 0, data: bytes = b"") -> None:
+        """A URB is done: the daemon wakes and fetches it."""
+        self._done.append((urb, buffer, status, length, data))
+        self._node.set_ready(True)
 
     def _reap(self, client: Any) -> None:
         with self._changed:
             if not self._done:
-                self._changed.wait(REAP_WAIT_S)
-            if not self._done:
                 client.complete(-1, errno.ENODEV if self._gone else errno.EAGAIN)
                 return
             urb, buffer, status, length, data = self._done.popleft()
+            self._node.set_ready(bool(self._done))
         if data:
             buffer.update(0, data)
         urb.update(4, struct.pack("=i", status))
@@ -222,7 +272,7 @@ class Phone(UMockdev.IoctlBase):
             for entry in list(self._pending):
                 if entry[0].client_addr == address:
                     self._pending.remove(entry)
-                    self._done.append((*entry, -errno.ENOENT, 0, b""))
+                    self._finish(*entry, -errno.ENOENT)
                     break
         client.complete(0, 0)
 
@@ -240,7 +290,7 @@ class Phone(UMockdev.IoctlBase):
     def _fill(self) -> None:
         while self._pending and self._outgoing:
             packet = self._outgoing.popleft()
-            self._done.append((*self._pending.popleft(), 0, len(packet), packet))
+            self._finish(*self._pending.popleft(), 0, len(packet), packet)
 
     def _take(self, data: bytes) -> None:
         self._incoming += data
@@ -258,13 +308,11 @@ class Phone(UMockdev.IoctlBase):
         host_port, port, _, ack, _, flags, window, _, _ = TCP_HEADER.unpack_from(packet)
         key = (host_port, port)
         if flags & SYN:
-            try:
-                sock = socket.create_connection(("127.0.0.1", self._ports[port]), timeout=2)
-            except (OSError, KeyError):
+            our_port = self._ports.get(port)
+            if our_port is None:
                 self.send_tcp(host_port, port, 0, 1, RST)
                 return
-            sock.settimeout(None)
-            self._joined[key] = joined = Joined(self, host_port, port, sock)
+            self._joined[key] = joined = Joined(self, host_port, port, our_port)
             joined.start()
         elif (found := self._joined.get(key)) is not None:
             if flags & (RST | FIN):
@@ -280,19 +328,27 @@ class Phone(UMockdev.IoctlBase):
 
     def _send(self, protocol: int, packet: bytes) -> None:
         with self._changed:
-            self._outgoing.append(MUX.pack(protocol, MUX.size + len(packet)) + packet)
-            self._fill()
-            self._changed.notify_all()
+            if not self._gone:
+                self._outgoing.append(MUX.pack(protocol, MUX.size + len(packet)) + packet)
+                self._fill()
 
     def forget(self, host_port: int, port: int) -> None:
         self._joined.pop((host_port, port), None)
 
     def leave(self) -> None:
+        """Is pulled: what the daemon waits for ends with an error."""
         with self._changed:
             self._gone = True
-            self._changed.notify_all()
+            while self._pending:
+                self._finish(*self._pending.popleft(), -errno.ESHUTDOWN)
         for joined in list(self._joined.values()):
             joined.close()
+
+    def await_release(self) -> None:
+        """Until the daemon has let go of it, if it ever held it."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._claimed, RELEASE_S):
+                print("phone: the daemon does not let go of it", file=sys.stderr, flush=True)
 
 
 class Bench:
@@ -300,13 +356,13 @@ class Bench:
 
     def __init__(self) -> None:
         self._testbed = UMockdev.Testbed.new()
-        self._phones: dict[str, tuple[Phone, str, str]] = {}
+        self._phones: dict[str, tuple[Phone, str, Node]] = {}
         self._ports: dict[str, dict[int, int]] = {}
         self._devices = 4
 
     def plug(self, serial: str, location: str) -> None:
         self._devices += 1  # each plugging in has another number
-        path, node = f"/devices/pci0000:00/usb2/2-{location}", f"/dev/bus/usb/002/{self._devices:03}"
+        path, name = f"/devices/pci0000:00/usb2/2-{location}", f"/dev/bus/usb/002/{self._devices:03}"
         attributes = {
             "busnum": 2,
             "devnum": self._devices,
@@ -317,25 +373,25 @@ class Bench:
             "bNumConfigurations": 1,
             "serial": serial,
         }
-        phone = Phone(serial, self._ports.setdefault(serial, {}))
+        # First, for adding the device tells the daemon, who opens it at once. Without a line N: the file stays ours.
+        node = Node(Path(self._testbed.get_root_dir() + name))
+        phone = Phone(serial, self._ports.setdefault(serial, {}), node)
         self._phones[serial] = (phone, f"/sys{path}", node)
-        # First, for adding the device tells the daemon, who opens it at once.
-        self._testbed.attach_ioctl(node, phone)
+        self._testbed.attach_ioctl(name, phone)
         self._testbed.add_from_string(
-            f"P: {path}\nN: {node.removeprefix('/dev/')}={descriptors().hex().upper()}\n"
-            "E: SUBSYSTEM=usb\nE: DEVTYPE=usb_device\n"
-            f"E: DEVNAME={node}\nE: BUSNUM=002\nE: DEVNUM={self._devices:03}\nE: PRODUCT=5ac/12a8/1500\n"
+            f"P: {path}\nE: SUBSYSTEM=usb\nE: DEVTYPE=usb_device\n"
+            f"E: DEVNAME={name}\nE: BUSNUM=002\nE: DEVNUM={self._devices:03}\nE: PRODUCT=5ac/12a8/1500\n"
             + "".join(f"A: {name}={value}\\n\n" for name, value in attributes.items())
             + f"H: descriptors={descriptors().hex().upper()}\n"
         )
 
     def unplug(self, serial: str) -> None:
-        phone, path, _ = self._phones.pop(serial)
+        phone, path, node = self._phones.pop(serial)
         phone.leave()
         self._testbed.uevent(path, "remove")
-        # The daemon closes it once it has heard; what is left is ours to clear away.
-        time.sleep(0.05)
+        phone.await_release()
         self._testbed.remove_device(path)
+        node.remove()
 
     def listen(self, serial: str, port: str, our_port: str) -> None:
         self._ports.setdefault(serial, {})[int(port)] = int(our_port)
@@ -362,7 +418,6 @@ def main() -> None:
     except Exception:
         traceback.print_exc()
     finally:
-        # While a phone is there the daemon does not look at its signals.
         bench.clear()
         daemon.terminate()
         try:

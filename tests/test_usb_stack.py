@@ -184,13 +184,7 @@ def _says_back(port: int) -> bool:
         return False
 
 
-# Not yet run with success, and it has to be: what stalls, the daemon or tests/phone.py, is not known.
-STALLS = pytest.mark.skip(reason="the emulated bus stalls under load: unsolved (issue 6)")
-
-
-@pytest.mark.parametrize(
-    "moment", ["idle", *(pytest.param(m, marks=STALLS) for m in ("middle", "rows streaming", "decode"))]
-)
+@pytest.mark.parametrize("moment", ["idle", "middle", "rows streaming", "decode"])
 def test_a_reply_survives_the_pulled_cable_and_the_phone_is_taken_back(
     stack: UsbStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -245,7 +239,6 @@ def same(runner: ModelRunner, cable: Cable | None = None, after_tokens: int = 0)
     return tokens == wanted_tokens and all(map(np.array_equal, logits, wanted_logits))
 
 
-@STALLS
 def test_serve_waits_for_the_phone_uses_it_and_goes_on_without_it(bus: UsbStack) -> None:
     def started(*flags: str) -> Server:
         return Server(["serve", "--port", "0", "--device", "usb", *flags], **bus.environment)
