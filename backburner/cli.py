@@ -21,11 +21,13 @@ from backburner.errors import BackburnerError, ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from backburner.attention.engine import AttentionEngine
     from backburner.engine.startup import Connector
     from backburner.transport.channel import Channel, Door
     from backburner.transport.identity import TrustedPeer
     from backburner.transport.link import Link
     from backburner.transport.tcp import Listener
+    from backburner.worker.baker import BakeSettings
     from backburner.worker.loopback import LoopbackWorker
 
 app = typer.Typer(
@@ -522,7 +524,13 @@ def worker(
         typer.Option(help="The address to listen on, HOST:PORT; or ffs:FOLDER, a Linux gadget's FunctionFS."),
     ] = f"127.0.0.1:{c.WORKER_PORT}",
     memory: Annotated[str, typer.Option(help="The memory for pages, e.g. 2GiB.")] = "2GiB",
-    engine: Annotated[str, typer.Option(help="Attention engine: auto, native, numpy or mlx.")] = "auto",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="Attention engine: auto, native, numpy or mlx; baked (macOS; not yet run on a device) or "
+            "baked-sim (everywhere) make models of a share of the old pages, beside auto."
+        ),
+    ] = "auto",
     name: Annotated[
         str | None, typer.Option(help="How this worker is called. Default: the host name.")
     ] = None,
@@ -541,6 +549,24 @@ def worker(
             help="First lets one host be paired, within two minutes: it runs `backburner pair tcp://THIS-MACHINE:PORT`.",
         ),
     ] = False,
+    bake_tokens: Annotated[int, typer.Option(help="Positions in a baked page.")] = c.BAKE_TOKENS,
+    bake_share: Annotated[
+        float | None,
+        typer.Option(
+            help="The share of old keys that baked pages serve, 0 to 1. Default: a constant of the engine, "
+            "or what was measured here (share.json in --bake-dir)."
+        ),
+    ] = None,
+    bake_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Where baked pages are kept for the next start. Default: the user's cache folder; none."
+        ),
+    ] = None,
+    bake_size: Annotated[str, typer.Option(help="The most disk space for them.")] = c.BAKE_SIZE,
+    bake_weights: Annotated[
+        str, typer.Option(help="float16, or int8: half the size, and refused where it is too inexact.")
+    ] = "float16",
     exit_with_parent: Annotated[
         bool, typer.Option("--exit-with-parent", hidden=True, help="Stop when standard input closes.")
     ] = False,
@@ -562,6 +588,7 @@ def worker(
     from backburner.worker.server import WorkerServer
 
     attention = make_engine(engine)
+    bake = _bake_settings(attention, bake_tokens, bake_share, bake_dir, bake_size, bake_weights)
     name = name or socket.gethostname()
     if gadget is not None:
         from backburner.transport import functionfs
@@ -583,6 +610,7 @@ def worker(
         throttle,
         None if model is None else _worker_model(model),
         doorkeeper,
+        bake,
     )
     if exit_with_parent:
         watch_parent()
@@ -598,6 +626,38 @@ def worker(
         server.serve_forever()
     except KeyboardInterrupt:
         server.close()
+
+
+def _bake_settings(
+    engine: "AttentionEngine", tokens: int, share: float | None, folder: str | None, size: str, weights: str
+) -> "BakeSettings | None":
+    """What the --bake flags say; None for an engine that does not bake. Raises ConfigError."""
+    from backburner.attention.baked import BakedEngine
+
+    if not isinstance(engine, BakedEngine):
+        return None
+    from backburner.coreml.runtime import PageRuntime, SimulatedRuntime
+    from backburner.worker.bake_share import Share, read_share
+    from backburner.worker.baker import BakeSettings
+
+    if not 16 <= tokens <= c.BAKE_TOKENS:
+        raise ConfigError(f"--bake-tokens {tokens} must be from 16 to {c.BAKE_TOKENS:,}.")
+    if weights not in ("float16", "int8"):
+        raise ConfigError(f"--bake-weights {weights!r} is not float16 or int8.")
+    path = c.bake_folder(folder)
+    runtime: PageRuntime = SimulatedRuntime()
+    if engine.name == "baked":
+        from backburner.coreml.device import DeviceRuntime
+
+        runtime = DeviceRuntime()
+    return BakeSettings(
+        runtime=runtime,
+        share=read_share(path, engine.name, engine.ordinary.name) if share is None else Share(share, share),
+        baked_tokens=tokens,
+        weights=weights,
+        folder=path,
+        folder_bytes=c.parse_bytes(size),
+    )
 
 
 def _listen(

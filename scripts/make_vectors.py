@@ -91,6 +91,12 @@ def good() -> dict[str, tuple[int, m.Message]]:
         "name_pages": (23, m.NamePages(7, (KEY_A, KEY_B))),
         "stats": (13, m.Stats()),
         "stats_reply": (13, m.StatsReply(6 * 2**30, 2**30, 300, 2, 12345, 1.25, 3600.5)),
+        "stats_reply_bake": (
+            15,
+            m.StatsReply(
+                6 * 2**30, 2**30, 300, 2, 12345, 1.25, 3600.5, m.BakeState(48, 1, 2, 3, 16, 2**31, 0.25, "none")
+            ),
+        ),
         "error": (14, m.Error("out_of_budget", "page 00010203 does not fit: 64 MiB free of 6 GiB")),
         "bye": (0, m.Bye()),
     }  # fmt: skip

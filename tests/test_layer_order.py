@@ -15,7 +15,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
     "native": {"errors", "config"},
-    "attention": BASE | {"native"},
+    "attention": BASE | {"native", "coreml"},
     "transport": BASE | {"native"},
     "kv": BASE | {"attention", "transport"},
     "model": BASE | {"kv", "attention", "transport", "native"},
@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "coreml": {"errors", "config"},
     "cli_bake": BASE | {"coreml", "model"},
     "engine": BASE | {"model", "kv", "attention", "transport", "native", "planner"},
-    "worker": BASE | {"model", "kv", "attention", "transport", "native"},
+    "worker": BASE | {"model", "kv", "attention", "transport", "native", "coreml"},
     "api": BASE | {"engine", "model"},
     "terminal": {"errors", "config"},
     # Looks at what there is; knows workers by their greeting only.

@@ -71,6 +71,13 @@ any_message = st.one_of(
     st.builds(m.Pong, st.none() | tensor()),
     st.just(m.Stats()),
     st.builds(m.StatsReply, u64, u64, u64, u64, u64, floats, floats),
+    st.builds(
+        m.StatsReply,
+        *[u64] * 5,
+        floats,
+        floats,
+        st.builds(m.BakeState, *[u64] * 6, floats, st.just("none")),
+    ),
     st.builds(m.Error, words, words),
     st.just(m.Bye()),
     st.just(m.Ok()),

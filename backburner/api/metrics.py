@@ -171,6 +171,18 @@ _WORKER_COUNTERS: tuple[_Field, ...] = (
 )
 
 
+# Of workers that bake; the others have no such rows.
+_BAKE_GAUGES = (
+    ("pages", "(run of pages, layer) pairs that are Core ML models in its memory."),
+    ("baking", "1 while it bakes one."),
+    ("refused", "Pairs that stay with its ordinary engine."),
+    ("shed", "Given up for want of memory, since it was started."),
+    ("reused", "Found on its disk, since it was started."),
+    ("bytes", "Of memory; counted in its used bytes, too."),
+    ("share", "Of the old keys of short queries: what baked pages answered for."),
+)
+
+
 def _worker_metrics(workers: tuple[WorkerStatus, ...]) -> Iterator[Metric]:
     # The number tells two loopback workers apart, which have one address.
     labels = [(str(number), worker.address) for number, worker in enumerate(workers)]
@@ -179,6 +191,12 @@ def _worker_metrics(workers: tuple[WorkerStatus, ...]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(f"backburner_worker_{name}", text, labels=names)
         for label, worker in zip(labels, workers, strict=True):
             gauge.add_metric(label, value(worker))
+        yield gauge
+    baking = [(label, worker.bake) for label, worker in zip(labels, workers, strict=True) if worker.bake]
+    for name, text in _BAKE_GAUGES if baking else ():
+        gauge = GaugeMetricFamily(f"backburner_worker_bake_{name}", text, labels=names)
+        for label, bake in baking:
+            gauge.add_metric(label, float(bake[name]))
         yield gauge
     for name, text, value in _WORKER_COUNTERS:
         counter = CounterMetricFamily(f"backburner_worker_{name}", text, labels=names)

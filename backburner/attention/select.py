@@ -11,6 +11,9 @@ from backburner.native.kernels import load_kernels, why_missing
 
 ENGINE_NAMES = ("auto", "native", "numpy", "mlx")
 
+# Beside the best ordinary engine, for workers: what is baked is old.
+BAKED_NAMES = ("baked", "baked-sim")
+
 
 def make_engine(name: str) -> AttentionEngine:
     """The engine called `name`; "auto" is mlx on a GPU, else the C kernels, else numpy."""
@@ -22,6 +25,10 @@ def make_engine(name: str) -> AttentionEngine:
         return NumpyEngine()
     if name == "mlx":
         return _mlx()
+    if name in BAKED_NAMES:
+        from backburner.attention.baked import BakedEngine
+
+        return BakedEngine(make_engine("auto"), name)
     raise ConfigError(f"unknown attention engine {name!r}; choose one of {', '.join(ENGINE_NAMES)}")
 
 

@@ -149,6 +149,9 @@ class WorkerStatus:
     exchanges: int = 0  # requests over the link that were answered
     moved_pages: int = 0  # (page, layer) pairs sent to it
     found_pages: int = 0  # that it had already
+    bake: dict[str, int | float | str] | None = (
+        None  # its `transport.messages.BakeState`; None: it does not bake
+    )
 
 
 @dataclass(frozen=True, slots=True)

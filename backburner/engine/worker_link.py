@@ -282,6 +282,7 @@ class WorkerLink:
             error=lost,
             reconnects=self.reconnects,
             layers=self.tail_layers,
+            bake=asdict(stats.bake) if stats and stats.bake else None,
             **asdict(traffic),
         )
 

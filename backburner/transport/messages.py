@@ -365,6 +365,20 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class BakeState:
+    """What a worker that bakes pages has made of them. Pages are (run of pages, layer) pairs."""
+
+    pages: int  # baked and in memory
+    baking: int  # 1 while one is being baked
+    refused: int  # that stay with the ordinary engine
+    shed: int  # given up for want of memory, since the start
+    reused: int  # found on disk, since the start
+    bytes: int  # of memory, counted in used_bytes
+    share: float  # of the keys of short queries that baked pages have answered for
+    error: str  # the last one; empty: none
+
+
+@dataclass(frozen=True, slots=True)
 class StatsReply:
     memory_bytes: int  # the page store's budget
     used_bytes: int
@@ -373,6 +387,7 @@ class StatsReply:
     attends: int
     attend_seconds: float
     uptime_s: float
+    bake: BakeState | None = None  # None: this worker does not bake
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +451,24 @@ _GEOMETRY: dict[str, Reader] = {
     "scale": number,
 }
 
+_BAKE: dict[str, Reader] = {
+    **dict.fromkeys(("pages", "baking", "refused", "shed", "reused", "bytes"), u64),
+    "share": number,
+    "error": text,
+}
+
+
+def _bake(value: Any) -> BakeState | None:
+    if value is None:
+        return None
+    if type(value) is not dict:
+        raise ValueError("not a map")
+    return BakeState(*[read(value[name]) for name, read in _BAKE.items()])
+
+
+# Keys that came later: they are left out where there is nothing to say, as writers of before did.
+_LATER: tuple[Reader, ...] = (_bake,)
+
 # Kind, class, and one reader for each field of the class, in its order: the order of the meta map too.
 _TABLE: tuple[tuple[Kind, type[Any], tuple[Reader, ...]], ...] = (
     (Kind.HELLO, Hello, (u32, text, text, blob, _geometry, list_of(u32), text)),
@@ -443,7 +476,7 @@ _TABLE: tuple[tuple[Kind, type[Any], tuple[Reader, ...]], ...] = (
     (Kind.PING, Ping, (boolean, optional_tensor)),
     (Kind.PONG, Pong, (optional_tensor,)),
     (Kind.STATS, Stats, ()),
-    (Kind.STATS_REPLY, StatsReply, (u64, u64, u64, u64, u64, number, number)),
+    (Kind.STATS_REPLY, StatsReply, (u64, u64, u64, u64, u64, number, number, _bake)),
     (Kind.ERROR, Error, (text, text)),
     (Kind.BYE, Bye, ()),
     (Kind.OK, Ok, ()),
@@ -517,6 +550,9 @@ def encode(message: Message, tag: int) -> list[Buffer]:
             tensors.append(data)
         elif read is _geometry:
             meta[name] = {part: check(getattr(value, part)) for part, check in _GEOMETRY.items()}
+        elif read is _bake:
+            if value is not None:
+                meta[name] = {part: check(getattr(value, part)) for part, check in _BAKE.items()}
         else:
             meta[name] = read(value)
     return encode_frame(kind, tag, pack_meta(meta), tensors, type(message) in _CHECKED)
@@ -539,7 +575,7 @@ def decode(header: Header, meta: bytes, body: Buffer) -> Message:
     try:
         given = unpack_meta(meta)
         for name, read in layout:
-            value = given[name]
+            value = given.get(name) if read in _LATER else given[name]
             if read is tensor or (read is optional_tensor and value is not None):
                 value, end = read_tensor(value, body, end)
                 values.append(value)

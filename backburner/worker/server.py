@@ -33,6 +33,8 @@ from backburner.worker.store import PageStore
 from backburner.worker.throttle import Throttle
 
 if TYPE_CHECKING:
+    from backburner.worker.baker import BakeSettings
+    from backburner.worker.bakery import Bakery
     from backburner.worker.tail import Tail
 
 log = logging.getLogger("backburner.worker")
@@ -78,7 +80,9 @@ class Session:
         engines: tuple[str, ...],
         tail: "Tail | None",
         throttle: AbstractContextManager[object],
+        bakery: "Bakery | None" = None,
     ) -> None:
+        self._bakery = bakery
         self._peer = peer
         self._store = store
         self._engine = engine
@@ -169,6 +173,8 @@ class Session:
                 f"this worker's --memory is {self._store.memory_bytes}. Raise it, or lower the host's --page-tokens."
             )
         self._geometry, self._layers = geometry, tuple(hello.layers)
+        if self._bakery is not None:
+            self._bakery.greet(geometry, self._layers)
         return m.Welcome(
             protocol=m.PROTOCOL_VERSION,
             software=f"backburner {__version__}",
@@ -225,6 +231,8 @@ class Session:
 
     def _bind(self, request: m.Bind) -> m.Ok:
         self._store.bind(request.sequence, request.keys, self._layers, self.geometry)
+        if self._bakery is not None:
+            self._bakery.wake()
         return m.Ok()
 
     def _release(self, request: m.Release) -> m.Ok:
@@ -256,6 +264,9 @@ class Session:
         q = widen(self._checked_rows(request.q, g.q_heads))
         layer = self._checked_layer(request.layer)
         pages = self._store.bound_pages(request.sequence, layer, request.first, request.count, g)
+        if self._bakery is not None:
+            keys = self._store.bound_keys(request.sequence)
+            pages = self._bakery.arrange(g, layer, keys, request.first, pages, q.shape[1])
         return AttentionAhead(self._engine, g, q, pages)
 
     def _timed(self, attend: Callable[[], Partial]) -> m.PartialReply:
@@ -275,6 +286,7 @@ class Session:
             attends=self._attends,
             attend_seconds=self._attend_s,
             uptime_s=time.monotonic() - self._started,
+            bake=None if self._bakery is None else self._bakery.state(),
         )
 
 
@@ -291,6 +303,7 @@ class WorkerServer:
         throttle: Throttle | None = None,
         model: tuple[str, Path] | None = None,
         doorkeeper: Callable[[Channel], Channel] | None = None,
+        bake: "BakeSettings | None" = None,
     ) -> None:
         """model: name and folder of the one whose layers this worker runs for hosts that ask. Raises ModelError.
 
@@ -302,6 +315,7 @@ class WorkerServer:
         self._name = name
         self._engines = engines
         self.store = PageStore(engine, memory_bytes)
+        self.bakery = None if bake is None else self._make_bakery(bake)
         self._tail = None if model is None else self._make_tail(*model)
         self._serving: Peer | None = None
         self._session: threading.Thread | None = None
@@ -324,6 +338,15 @@ class WorkerServer:
                 self._session.join(STOP_DEADLINE_S)
             if self._tail is not None:
                 self._tail.close(STOP_DEADLINE_S)
+            if self.bakery is not None:
+                self.bakery.close(STOP_DEADLINE_S)
+
+    def _make_bakery(self, settings: "BakeSettings") -> "Bakery":
+        from backburner.attention.baked import BakedEngine
+        from backburner.worker.bakery import Bakery
+
+        assert isinstance(self._engine, BakedEngine), "pages are baked beside a baked engine"
+        return Bakery(self.store, self._engine, settings)
 
     def _make_tail(self, name: str, folder: Path) -> "Tail":
         # Only here: a worker that runs no layers needs no MLX.
@@ -400,7 +423,14 @@ class WorkerServer:
     def _serve(self, peer: Peer, channel: Channel) -> None:
         try:
             Session(
-                peer, self.store, self._engine, self._name, self._engines, self._tail, self.throttle
+                peer,
+                self.store,
+                self._engine,
+                self._name,
+                self._engines,
+                self._tail,
+                self.throttle,
+                self.bakery,
             ).run()
         except TransportError as e:
             log.info("the host at %s left: %s", channel.peer, e)

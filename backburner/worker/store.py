@@ -43,6 +43,8 @@ class PageStore:
         self._pages: OrderedDict[Name, tuple[Any, Geometry]] = OrderedDict()  # least recently used first
         self._bound: dict[int, tuple[bytes, ...]] = {}
         self._pins: Counter[Name] = Counter()  # of pages that a tail uses
+        self._spare_bytes = 0  # of used_bytes: what can be given up without losing a page
+        self._shed: Callable[[int], int] = lambda needed: 0
         self._lock = RLock()
 
     @_locked
@@ -59,7 +61,7 @@ class PageStore:
         with self._lock:
             used = self._used()
             idle = sum(self._engine.page_bytes(g) for name, (_, g) in self._pages.items() if not used(name))
-            return self.memory_bytes - self.used_bytes + idle
+            return self.memory_bytes - self.used_bytes + self._spare_bytes + idle
 
     @_locked
     def complete_pages(self) -> int:
@@ -160,8 +162,11 @@ class PageStore:
 
     @_locked
     def reserve(self, needed: int, spare: bytes | None = None) -> None:
-        """Takes bytes of the budget; idle pages give way, the least recently used first, but none of the key `spare`:
-        that page is arriving at other layers. Raises OutOfBudget."""
+        """Takes bytes of the budget. What is spare gives way first, then idle pages, the least recently used first, but
+        none of the key `spare`: that page is arriving at other layers. Raises OutOfBudget."""
+        short = self.used_bytes + needed - self.memory_bytes
+        if short > 0 and self._spare_bytes:
+            self.return_spare(self._shed(short))
         used = self._used()
         for name in list(self._pages):
             if self.used_bytes + needed <= self.memory_bytes:
@@ -179,6 +184,42 @@ class PageStore:
     def unreserve(self, count: int) -> None:
         """Gives reserved bytes back."""
         self.used_bytes -= count
+
+    def give_spare_to(self, shed: Callable[[int], int]) -> None:
+        """Who takes spare bytes, and how to have them back: shed(needed) returns the bytes that it gave up. It is
+        called under the store's lock and may not call the store."""
+        self._shed = shed
+
+    @_locked
+    def take_spare(self, count: int) -> bool:
+        """Takes bytes that no page needs now; False, and nothing, if there are too few."""
+        if self.used_bytes + count > self.memory_bytes:
+            return False
+        self.used_bytes += count
+        self._spare_bytes += count
+        return True
+
+    @_locked
+    def return_spare(self, count: int) -> None:
+        self.used_bytes -= count
+        self._spare_bytes -= count
+
+    @_locked
+    def bound_lists(self) -> list[tuple[bytes, ...]]:
+        """The keys of every sequence, in the order of its pages; the sequence that began last comes first."""
+        return list(reversed(self._bound.values()))
+
+    @_locked
+    def bound_keys(self, sequence: int) -> tuple[bytes, ...]:
+        return self._bound.get(sequence, ())
+
+    @_locked
+    def pages_of(self, keys: Sequence[bytes], layer: int, geometry: Geometry) -> list[Any]:
+        """Complete pages by their keys. Raises UnknownPage."""
+        pages = [self._get(key, layer, geometry) for key in keys]
+        if any(page.filled < geometry.page_tokens for page in pages):
+            raise UnknownPage("a page is not complete")
+        return pages
 
     @_locked
     def adopt(self, key: bytes, layer: int, page: Any, geometry: Geometry) -> Any:
