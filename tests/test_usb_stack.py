@@ -37,8 +37,9 @@ TIMEOUT_S = 20.0
 DEADLINE_S = 15.0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def bus() -> Iterator[UsbStack]:
+    """With a daemon of its own, which starts in 0.1 s: one that hangs fails one test."""
     with usb_stack() as stack:
         yield stack
 

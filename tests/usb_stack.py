@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 PACKAGES = (
     "umockdev gir1.2-umockdev-1.0 python3-gi libusb-1.0-0 usbmuxd libusbmuxd-tools libimobiledevice-utils"
 )
-ORDER_S = 20.0
+ORDER_S = 30.0  # more than both phones may take to leave
 
 
 @lru_cache
@@ -96,7 +97,8 @@ class UsbStack:
 
     def _answered(self) -> None:
         assert self._process.stdout is not None
-        said = self._process.stdout.readline()
+        ready, _, _ = select.select([self._process.stdout], [], [], ORDER_S)
+        said = self._process.stdout.readline() if ready else "nothing in time"
         assert said == "ok\n", f"the phones said {said!r}:\n{self.output}"
 
     def quit(self) -> None:
