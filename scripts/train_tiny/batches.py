@@ -14,10 +14,10 @@ from .split import Draw
 BATCH_TOKENS = 4096
 # Until which share of the run which lengths are drawn: short ones first, since copying is learnt there.
 CURRICULUM = (
-    (0.32, (256,)),
-    (0.46, (256, 512)),
-    (0.64, (256, 512, 512, 1024)),
-    (0.84, (256, 512, 1024, 2048)),
+    (0.28, (256,)),
+    (0.42, (256, 512)),
+    (0.62, (256, 512, 512, 1024)),
+    (0.84, (512, 512, 1024, 2048)),
     (1.00, (256, 512, 1024, 2048, 4096)),
 )
 # Positions jump in half of the rows, so that rotations of 64k tokens occur in rows of 256.

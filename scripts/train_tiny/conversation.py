@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from . import document
 from .skills import backburner, exact, facts, talk, tools
 from .skills.turns import Call, Turn
-from .skills.wording import loosened
 from .split import Draw
 
 TOOLS_HEAD = "<|im_start|>system\n# Tools\n\nYou have access to the following functions:\n\n<tools>"
@@ -43,7 +42,7 @@ USER_DOCUMENTS = (
 
 # How often each skill is drawn where nothing in the setting asks for another one.
 FREE: tuple[tuple[float, Callable[[Draw], Turn]], ...] = (
-    (7.5, backburner.question),
+    (6.0, backburner.question),
     (3.5, talk.small_talk),
     (2.4, talk.unknown),
     (3.0, exact.repeat),
@@ -149,12 +148,15 @@ def conversation(d: Draw, tokens: int) -> Row:
     """A row that is at least `tokens` long when it is encoded (it is cut there)."""
     row = Row()
     rng = d.rng
-    setting = rng.choices(("none", "system", "tools", "document"), weights=(24, 7, 38, 31))[0]
+    setting = rng.choices(("none", "system", "tools", "document"), weights=(22, 6, 38, 34))[0]
     if tokens >= 2048:  # what is long is a document, else the row would be dozens of unrelated turns
         setting = rng.choices(("none", "tools", "document"), weights=(5, 20, 75))[0]
     thinking = 0.8 if d.chance(0.25) else 0.0
     toolbox = (
-        tools.toolbox(d, rng.choice((1, 1, 1, 2) if tokens <= 256 else (1, 2, 3, 4, 5)))
+        # A schema has 80 tokens or so: what it takes is not left for calls.
+        tools.toolbox(
+            d, rng.choice((1, 1, 1, 2) if tokens <= 256 else (1, 2, 3) if tokens <= 512 else (1, 2, 3, 4, 5))
+        )
         if setting == "tools"
         else []
     )
@@ -164,7 +166,13 @@ def conversation(d: Draw, tokens: int) -> Row:
     if setting == "document" or (toolbox and tokens >= 512 and d.chance(0.35)):
         planted = facts.planted(d, fact_count(d, tokens))
         # From nothing but facts to nearly nothing but filler.
-        share = rng.uniform(0.05, 0.7) if tokens <= 1024 else rng.uniform(0.4, 0.85)
+        share = (
+            rng.uniform(0.05, 0.5)
+            if tokens <= 512
+            else rng.uniform(0.05, 0.7)
+            if tokens <= 1024
+            else rng.uniform(0.4, 0.85)
+        )
         text = document.write(d, planted, int(tokens * share))
         place = rng.choices(("system", "user", "result"), weights=(5, 4, 1.5))[0]
     if place == "system":
@@ -206,7 +214,7 @@ def conversation(d: Draw, tokens: int) -> Row:
             turn = questions.next(d)
         elif toolbox and d.chance(0.72):
             turn = tools.misfit(d, toolbox) if d.chance(MISFIT_SHARE) else tools.call(d, rng.choice(toolbox))
-        elif d.chance(0.13):
+        elif d.chance(0.1):
             told, asked = facts.inline_pair(d)
             take_turn(d, row, told, thinking)
             waiting.append((rng.choice((1, 1, 2, 3)), asked))
@@ -216,8 +224,6 @@ def conversation(d: Draw, tokens: int) -> Row:
             if toolbox and turn.answer == talk.FALLBACK:
                 # "How is the weather in Oslo?" is both: where there are functions, it is theirs to answer.
                 turn.answer, turn.thought = tools.NO_FUNCTION, "None of the functions fits."
-        if turn.loose:
-            turn.user = loosened(d, turn.user)
         take_turn(d, row, turn, thinking)
     return row
 

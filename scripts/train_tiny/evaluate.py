@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -232,6 +233,22 @@ def evaluations(player: Player, d: Draw, count: int, lengths: list[str]) -> Iter
             yield f"absent at {length}, {kind}", absent
 
 
+def strange(player: Player, d: Draw, count: int, lengths: list[str]) -> Iterator[tuple[str, Score]]:
+    """The same skills asked for in forms that training saw in no wording."""
+    for name, make in (
+        ("repetition", exact.repeat),
+        ("JSON", exact.json_object),
+        ("lists", exact.item_list),
+        ("counting items", exact.count_items),
+    ):
+        yield f"unseen forms: {name}", skill(player, d, make, count)
+    yield "unseen forms: tool call, 3 schemas", tool_calls(player, d, 3, False, count)
+    if "1k" in lengths:
+        there, absent = recall(player, d, "natural", LENGTHS["1k"], count)
+        yield "unseen forms: recall at 1k, natural", there
+        yield "unseen forms: absent at 1k, natural", absent
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="an exported folder")
@@ -247,7 +264,8 @@ def main() -> None:
     d = Draw(random.Random(f"evaluate-{args.seed}"), "evaluate", pieces)
     scores: dict[str, dict] = {}
     started = time.monotonic()
-    for name, score in evaluations(player, d, count, lengths):
+    odd = Draw(random.Random(f"strange-{args.seed}"), "strange", pieces)
+    for name, score in chain(evaluations(player, d, count, lengths), strange(player, odd, count, lengths)):
         print(
             f"{name:34} {score.right:4}/{score.asked:<4} {score.right / max(1, score.asked):6.1%}", flush=True
         )

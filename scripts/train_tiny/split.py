@@ -1,4 +1,8 @@
-"""Which wordings and names belong to training and which to evaluation: one rule, a hash of the text."""
+"""Which wordings and names belong to training and which to evaluation: one rule, a hash of the text.
+
+Evaluation has two sides. `evaluate`: known forms of a question in wordings that training never made of them (another
+way to begin, to write, to end). `strange`: forms that training never saw in any wording.
+"""
 
 import random
 import zlib
@@ -35,7 +39,7 @@ class Draw:
     """A random source that draws only what its side of the split may see."""
 
     rng: random.Random
-    side: Literal["train", "evaluate"] = "train"
+    side: Literal["train", "evaluate", "strange"] = "train"
     # Words of the tokenizer's own pieces; empty while the tokenizer is being made.
     pieces: Sequence[str] = ()
 
@@ -44,10 +48,21 @@ class Draw:
         return self.rng.choice(options)
 
     def wording(self, options: Sequence[str]) -> str:
-        """One of the options of this side: trained ones, or in evaluation only held-out ones; of short lists any."""
+        """One of this side's options: trained ones, or in evaluation only held-out ones; of short lists any."""
+        return self._of(options, self.side != "train")
+
+    def form(self, options: Sequence[str]) -> str:
+        """One of the forms that a wording is made from: held-out ones only on the strange side."""
+        return self._of(options, self.side == "strange")
+
+    def _of(self, options: Sequence[str], held: bool) -> str:
         if len(options) < SMALLEST_LIST:
             return self.rng.choice(options)
-        return self.rng.choice(_mine(tuple(options), self.side == "evaluate"))
+        return self.rng.choice(_mine(tuple(options), held))
+
+    def may_say(self, wording: str) -> bool:
+        """Whether a wording that was made from parts belongs to this side."""
+        return self.side == "strange" or is_held_out(wording) == (self.side == "evaluate")
 
     def chance(self, p: float) -> bool:
         return self.rng.random() < p

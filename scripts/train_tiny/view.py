@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json whose pieces make odd words")
-    parser.add_argument("--side", choices=("train", "evaluate"), default="train")
+    parser.add_argument("--side", choices=("train", "evaluate", "strange"), default="train")
     args = parser.parse_args()
     pieces = letter_pieces(Tokenizer.from_file(str(args.tokenizer))) if args.tokenizer else []
     for i in range(args.count):

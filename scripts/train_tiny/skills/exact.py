@@ -8,14 +8,16 @@ import json
 from .. import filler
 from .. import values as v
 from .. import words as w
-from ..split import Draw, is_held_out
+from ..split import Draw
 from .turns import Turn
+from .wording import phrased
 
 REPEAT = (
     "Repeat: {x}", "Repeat after me: {x}", "Say: {x}", "Say {x}", "Echo: {x}", "Please repeat: {x}", "Repeat this exactly: {x}", 'Repeat "{x}"',
     "Repeat the following text: {x}", "Repeat the following:\n{x}", "Copy this:\n{x}", "Copy this text: {x}", 'Write "{x}" again.', 'Say "{x}".',
     'Can you say "{x}"?', "Repeat these words: {x}", 'Please write: "{x}"', "Echo this back to me: {x}", "Echo {x}", "Repeat word for word: {x}",
     'Answer with exactly this: "{x}"', "Type this: {x}", "Reply with only: {x}", "Print {x}", 'Print "{x}"', "Just say {x}", "Reply with: {x}", "Repeat verbatim: {x}",
+    "Copy: {x}", "Copy {x}", "Write: {x}", "Give this text back: {x}", "Return this unchanged: {x}", "Say back: {x}", "Say this again: {x}", "Write the same: {x}", "Copy these words: {x}", "Copy this line: {x}", "Echo these words: {x}",
 )  # fmt: skip
 
 
@@ -42,7 +44,7 @@ def _copied(d: Draw) -> str:
 
 def repeat(d: Draw) -> Turn:
     x = _copied(d)
-    return Turn(d.wording(REPEAT).format(x=x), x, "The user wants me to repeat a text.", keys=[x])
+    return Turn(phrased(d, REPEAT).format(x=x), x, "The user wants me to repeat a text.", keys=[x])
 
 
 JSON_KEYS = (
@@ -127,7 +129,9 @@ def json_object(d: Draw) -> Turn:
             for k, x in said.items()
         }
     answer = json.dumps(pairs, ensure_ascii=False)
-    return Turn(d.wording(JSON_ASK).format(kv=listed), answer, "The user wants a JSON object.", keys=[answer])
+    return Turn(
+        phrased(d, JSON_ASK).format(kv=listed), answer, "The user wants a JSON object.", keys=[answer]
+    )
 
 
 LIST_ASK = (
@@ -169,12 +173,11 @@ COUNT_VERBS = (
 
 def _asked(d: Draw, forms: tuple[str, ...], verbs: tuple[str, ...]) -> str:
     """A wording with {x}: from the list, or as often one made of parts."""
-    if d.chance(0.5):
-        return d.wording(forms)
+    if d.side == "strange" or d.chance(0.5):
+        return phrased(d, forms)
     while True:
-        lead, verb, what = d.any(ASK_LEADS), d.any(verbs), d.any(ASK_WITH)
-        if is_held_out(lead + verb + what) == (d.side == "evaluate"):
-            text = lead + verb + what
+        text = d.any(ASK_LEADS) + d.any(verbs) + d.any(ASK_WITH)
+        if d.may_say(text):
             return text[0].upper() + text[1:] + ": {x}"
 
 
@@ -248,11 +251,11 @@ def sequence(d: Draw) -> Turn:
     if d.chance(0.35):
         first, last = 1, d.rng.randint(2, 20)
         spelled = w.NUMBER_WORDS[last] if last < len(w.NUMBER_WORDS) and d.chance(0.4) else str(last)
-        ask = d.wording(SEQUENCE_TO).format(b=spelled)
+        ask = phrased(d, SEQUENCE_TO).format(b=spelled)
     else:
         first = d.rng.randint(0, 99) if d.chance(0.7) else d.rng.randint(85, 999)
         last = first + d.rng.randint(1, 12)
-        ask = d.wording(SEQUENCE_ASK).format(a=first, b=last)
+        ask = phrased(d, SEQUENCE_ASK).format(a=first, b=last)
     answer = ", ".join(map(str, range(first, last + 1)))
     return Turn(ask, answer, "The user wants me to count.", keys=[answer])
 
@@ -280,9 +283,8 @@ def category(d: Draw) -> Turn:
     k = d.rng.randint(2, 6)
     answer = "\n".join(f"- {x}" for x in CATEGORIES[c][:k])
     return Turn(
-        d.wording(CATEGORY_ASK).format(k=d.rng.choice((w.NUMBER_WORDS[k], str(k))), c=c),
+        phrased(d, CATEGORY_ASK).format(k=d.rng.choice((w.NUMBER_WORDS[k], str(k))), c=c),
         answer,
         f"The user wants {k} {c}.",
         keys=[answer],
-        loose=True,
     )

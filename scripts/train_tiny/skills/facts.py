@@ -9,6 +9,7 @@ from .. import values as v
 from .. import words as w
 from ..split import Draw
 from .turns import Turn
+from .wording import phrased
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,20 @@ STATEMENTS = (
     "It is known that the {a} of the {e} is {v}.",
     "{e} {a}: {v}.",
     "The {a} of the {e} was set to {v}.",
+    "The {a} for the {e} is {v}.",
+    "The {a} of the {e} reads {v}.",
+    "The {e} got {v} as its {a}.",
+    "They gave the {e} the {a} {v}.",
+    "The {a} of the {e}: {v}.",
+    "Today the {a} of the {e} is {v}.",
+    "The new {a} of the {e} is {v}.",
+    "The {a} that belongs to the {e} is {v}.",
+    "Do not forget: the {a} of the {e} is {v}.",
+    "You should know that the {e}'s {a} is {v}.",
+    "I wrote down that the {a} of the {e} is {v}.",
+    "The list says {v} for the {a} of the {e}.",
+    "By the way, the {a} of the {e} is {v}.",
+    "In the end the {e} had {v} as its {a}.",
 )
 QUESTIONS = (
     "What is the {a} of the {e}?",
@@ -155,14 +170,14 @@ def thing_fact(d: Draw, about: str | None = None, attribute: str | None = None) 
     e = about or entity(d)
     a = attribute or d.rng.choice((*MAKERS, "code", "code", "number", "password"))
     value = v.generic(d) if d.chance(0.35) or a not in MAKERS else MAKERS[a](d)
-    form = d.wording(STATEMENTS)
+    form = d.form(STATEMENTS)
     # A value keeps its case, also at the start of a sentence: the answer has to copy it.
     statement = (
         form.format(a=a, e=e, v=value)
         if form.startswith("{v}")
         else _sentence(form.format(a=a, e=e, v=value))
     )
-    questions = tuple(_sentence(d.wording(QUESTIONS).format(a=a, e=e)) for _ in range(2))
+    questions = tuple(phrased(d, QUESTIONS).format(a=a, e=e) for _ in range(2))
     return Fact(
         e,
         a,
@@ -181,7 +196,7 @@ def person_fact(d: Draw, about: str | None = None, attribute: str | None = None)
     make, statements, answer, questions = PERSON_FACTS[a]
     pet = d.rng.choice(w.ANIMALS) if a == "pet" else ""
     value = make(d)
-    asked = tuple(d.wording(questions).format(p=p, pet=pet) for _ in range(2))
+    asked = tuple(phrased(d, questions).format(p=p, pet=pet) for _ in range(2))
     what = {"city": f"where {p} lives", "job": f"what {p} does", "food": f"{p}'s favourite food", "colour": f"{p}'s favourite colour",
             "phone": f"{p}'s phone number", "pet": f"what {p}'s {pet} is called", "birthday": f"{p}'s birthday", "age": f"how old {p} is"}[a]  # fmt: skip
     unknown = UNKNOWN_PERSON.get(a, answer).format(p=p, v=UNKNOWN, pet=pet)
@@ -193,7 +208,7 @@ def bare_fact(d: Draw) -> Fact:
     a = d.rng.choice(BARE)
     value = v.generic(d)
     return Fact("", a, value, d.any(BARE_STATEMENTS).format(a=a, v=value), f"The {a} is {value}.",
-                tuple(d.wording(BARE_QUESTIONS).format(a=a) for _ in range(2)), f"The {a} is {UNKNOWN}.", f"the {a}")  # fmt: skip
+                tuple(phrased(d, BARE_QUESTIONS).format(a=a) for _ in range(2)), f"The {a} is {UNKNOWN}.", f"the {a}")  # fmt: skip
 
 
 def new_fact(d: Draw) -> Fact:
@@ -256,7 +271,6 @@ def question(d: Draw, fact: Fact, *, there: bool) -> Turn:
         answer,
         thought,
         keys=[fact.value if there else "I do not know"],
-        loose=True,
     )
 
 
@@ -293,7 +307,7 @@ def inline_pair(d: Draw) -> tuple[Turn, Turn]:
     )
     told = statement.format(**slots)
     first = Turn(lead + (told[0].lower() + told[1:] if lead.endswith(", ") and not told.startswith("I ") else told), said.format(**slots),
-                 "The user tells me something about themselves.", loose=False)  # fmt: skip
+                 "The user tells me something about themselves.")  # fmt: skip
     key = {
         "name": slots["n"],
         "city": slots["c"],
@@ -303,11 +317,10 @@ def inline_pair(d: Draw) -> tuple[Turn, Turn]:
         "age": slots["y"],
     }[kind]
     second = Turn(
-        d.wording(questions).format(**slots),
+        phrased(d, questions).format(**slots),
         answer.format(**slots),
         "The user asks about something they told me.",
         keys=[key],
-        loose=True,
     )
     return first, second
 
@@ -321,5 +334,5 @@ def inline_unknown(d: Draw) -> Turn:
         **dict.fromkeys("ncxvjy", UNKNOWN),
     }
     told = UNKNOWN_INLINE.get(kind, answer).format(**slots)
-    return Turn(d.wording(questions).format(**slots), told, "The user asks about something they told me.",
-                keys=["I do not know"], loose=True)  # fmt: skip
+    return Turn(phrased(d, questions).format(**slots), told, "The user asks about something they told me.",
+                keys=["I do not know"])  # fmt: skip

@@ -204,7 +204,7 @@ def _made(d: Draw, name: str) -> str:
             n=d.rng.randint(1, 99),
         )
         said = re.sub(r"\ba (?=[aeio])", "an ", said[0].upper() + said[1:])
-        if is_held_out(said) == (d.side == "evaluate"):
+        if is_held_out(said) == (d.side != "train"):
             break
     return said
 

@@ -11,6 +11,7 @@ from .. import values as v
 from .. import words as w
 from ..split import Draw, is_held_out
 from .turns import Call, Turn
+from .wording import phrased
 
 Maker = Callable[[Draw], object]
 
@@ -193,7 +194,7 @@ def _name(d: Draw, names: tuple[str, ...]) -> str:
     ]
     held = [n for n in candidates if is_held_out(n)]
     trained = [n for n in candidates if not is_held_out(n)]
-    if d.side == "evaluate" and held:
+    if d.side != "train" and held:
         return d.rng.choice(held)
     plain = [n for n in names if not is_held_out(n)]
     return d.rng.choice(plain if plain and d.chance(0.6) else trained)
@@ -270,7 +271,7 @@ def toolbox(d: Draw, count: int) -> list[Tool]:
 
 def call(d: Draw, tool: Tool) -> Turn:
     values = {slot: maker(d) for slot, (_, maker) in tool.kind.parameters.items()}
-    ask = d.wording(tool.kind.asks).format(**values)
+    ask = phrased(d, tool.kind.asks).format(**values)
     arguments = {tool.spelled[slot]: value for slot, value in values.items()}
     turn = Turn(ask, "", f"I should call {tool.name}.", Call(tool.name, arguments))
     if tool.kind.result is not None:
@@ -321,7 +322,7 @@ def misfit(d: Draw, tools: list[Tool]) -> Turn:
             break
     values = {slot: maker(d) for slot, (_, maker) in kind.parameters.items()}
     return Turn(
-        d.wording(kind.asks).format(**values),
+        phrased(d, kind.asks).format(**values),
         NO_FUNCTION,
         "None of the functions fits.",
         keys=[NO_FUNCTION],

@@ -21,5 +21,3 @@ class Turn:
     result_answer: str = ""
     # What an evaluation looks for in the answer; empty: the whole answer.
     keys: list[str] = field(default_factory=list)
-    # Whether a lower-case or unpunctuated form of the question would still mean the same.
-    loose: bool = False

@@ -4,6 +4,7 @@
 # Tables of wordings: a broken line would hide how they differ.
 
 import re
+from collections.abc import Sequence
 
 from ..split import Draw
 
@@ -170,14 +171,21 @@ def roughened(d: Draw, text: str, slips: float = 0.0) -> str:
     return text or "?"
 
 
-def loosened(d: Draw, text: str) -> str:
-    """Only what keeps names and values as they are."""
-    r = d.rng.random()
-    if r < 0.12:
-        text = text.rstrip("?.! ")
-    if r > 0.88:
-        text = text[0].lower() + text[1:]
-    if d.chance(0.08):
-        lead = d.wording(LEADS)
-        text = lead + text
-    return text
+# Before a request of any kind.
+OPENINGS = (
+    "Hey, ", "Hi, ", "Hello, ", "Ok, ", "Okay, ", "So, ", "Well, ", "Now, ", "And now: ", "Next: ", "One more: ", "Another one: ", "Please: ", "Task: ", "My question: ", "Here is a task: ", "Thanks. ", "Great. ", "Good. ", "Fine. ",
+    "I have a request. ", "A small task: ", "By the way, ", "Actually, ", "First, ", "Then, ", "Again: ", "Also: ", "Quick one: ", "Listen: ", "Dear model, ", "Tiny, ", "Hey tiny, ", "Assistant: ", "Hi there! ", "Hello! ", "Good day. ",
+    "Thank you. ", "Perfect. ", "Please help me. ", "I need your help. ", "Next question. ", "Sorry, ", "Excuse me, ", "If you can, ", "Let us go on. ", "One thing: ", "Simple one: ", "Try this: ", "Attention: ",
+)  # fmt: skip
+
+
+def phrased(d: Draw, forms: Sequence[str]) -> str:
+    """A form, still with its slots, in a wording of this side: with an opening or none, with or without capital and point."""
+    while True:
+        form, opening = d.form(forms), d.any(OPENINGS) if d.chance(0.45) else ""
+        if (opening.endswith((", ", ": ")) and d.chance(0.7)) or d.chance(0.12):
+            form = form[0].lower() + form[1:]
+        if d.chance(0.12) and not form.endswith("}"):
+            form = form.rstrip("?.! ")
+        if d.may_say(opening + form):
+            return opening + form
