@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One BLAS thread: several of them and MLX's own fight for the cores.
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: setup serve test test-clients check format bench tiny vectors clean
+.PHONY: setup serve test test-clients test-usb-vm check format bench tiny vectors clean
 .DEFAULT_GOAL := check
 
 setup: $(VENV)/.installed
@@ -34,6 +34,11 @@ $(CLIENTS)/.installed: pyproject.toml
 	$(CLIENTS)/bin/python -m pip install --quiet --upgrade pip
 	$(CLIENTS)/bin/python -m pip install --quiet --editable '.[clients]'
 	touch $@
+
+# A FunctionFS gadget and its host in one emulated machine with Debian's kernel; skips, and says why, where packages are
+# missing. Minutes. (Not for CI.)
+test-usb-vm: setup
+	$(BIN)/python -m scripts.usb_vm.run $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .
