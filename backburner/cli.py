@@ -15,6 +15,7 @@ import typer
 from backburner import __version__
 from backburner import config as c
 from backburner.cli_bake import app as bake_app
+from backburner.cli_bench import app as bench_app
 from backburner.cli_devices import add_commands
 from backburner.errors import BackburnerError, ConfigError
 
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 
 app.add_typer(bake_app, name="bake")
+app.add_typer(bench_app, name="bench")
 
 # At the end, how long the engine may take for the step that it is in before a loopback worker is stopped under it.
 STEP_GRACE_S = 3.0

@@ -50,7 +50,7 @@ def template(
     if attention is not None and model is not None:
         raise ConfigError("--attention says what --model would: give one of them.")
     q_heads, kv_heads, head_dim = (
-        _attention_shape(model) if attention is None else _attention_numbers(attention)
+        _attention_shape(model) if attention is None else attention_numbers(attention)
     )
     one_block = variant != "block"
     shape = PageShape(
@@ -113,7 +113,7 @@ def _attention_shape(model: str | None) -> tuple[int, int, int]:
         raise ConfigError(f"{folder}/config.json does not say how large its attention is: {e!r}") from None
 
 
-def _attention_numbers(text: str) -> tuple[int, int, int]:
+def attention_numbers(text: str) -> tuple[int, int, int]:
     """The same from --attention."""
     parts = text.split(",")
     if len(parts) != 3 or not all(part.strip().isdigit() for part in parts):

@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     # A compiler of pages: arrays in, files out. Runs without the runtime, as its Swift mirror does.
     "coreml": {"errors", "config"},
     "cli_bake": BASE | {"coreml", "model"},
+    "cli_bench": BASE | {"attention", "coreml", "worker", "cli_bake"},
     "engine": BASE | {"model", "kv", "attention", "transport", "native", "planner"},
     "worker": BASE | {"model", "kv", "attention", "transport", "native", "coreml"},
     "api": BASE | {"engine", "model"},
@@ -34,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "look": BASE | {"devices", "doctor", "transport"},
     "cli_devices": BASE | {"look"},
     "cli": BASE
-    | {"cli_bake"}
+    | {"cli_bake", "cli_bench"}
     | {
         "api",
         "engine",
@@ -46,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
         "worker",
         "terminal",
         "cli_devices",
+        "coreml",
     },
     "__main__": {"cli"},
     "__init__": set(),
