@@ -116,6 +116,21 @@ def test_bytes_cross_the_whole_stack_unchanged(stack: UsbStack, echo: None) -> N
     channel.close()
 
 
+def test_a_reply_of_many_windows_needs_nothing_from_the_host_meanwhile(stack: UsbStack) -> None:
+    """The daemon acknowledges what it has passed on when its poll times out, and only then if we say nothing."""
+    data = np.random.default_rng(2).bytes(1_000_000)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stack.listen(c.WORKER_PORT, server.getsockname()[1])
+        channel = connect(the_phone(stack), c.WORKER_PORT, DEADLINE_S, stack.socket)
+        app, _ = server.accept()
+        with app:
+            sender = threading.Thread(target=app.sendall, args=(data,))
+            sender.start()
+            assert received(channel, len(data)) == data
+            sender.join()
+        channel.close()
+
+
 def test_a_port_where_nothing_listens_is_refused_with_what_to_do(stack: UsbStack) -> None:
     with pytest.raises(LinkClosed, match="open Backburner on it"):
         connect(the_phone(stack), 50_061, DEADLINE_S, stack.socket)
