@@ -37,7 +37,8 @@ def describe_gadget() -> None:
     (GADGET / "functions/ffs.backburner").mkdir()
     (GADGET / "configs/c.1/ffs.backburner").symlink_to(GADGET / "functions/ffs.backburner")
     FOLDER.mkdir()
-    subprocess.run(["mount", "-t", "functionfs", "backburner", FOLDER], check=True)
+    # Not from the checkout: mount would take the name for the folder of that name there.
+    subprocess.run(["mount", "-t", "functionfs", "backburner", FOLDER], check=True, cwd="/")
 
 
 @pytest.fixture(scope="module")

@@ -70,8 +70,9 @@ def command(timeout_s: int) -> str:
         "USB_VM": "1",
     }
     pairs = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
-    # Not -v of every test but -s: the times they print are the result.
-    tests = f"{shlex.quote(sys.executable)} -m pytest -s -p no:cacheprovider -m usb_vm tests/test_usb_vm.py"
+    # -s: the times that the tests print are the result.
+    options = "-s --color=no --tb=short -p no:cacheprovider -m usb_vm"
+    tests = f"{shlex.quote(sys.executable)} -m pytest {options} tests/test_usb_vm.py"
     return f"cd {shlex.quote(str(ROOT))} && env {pairs} timeout {timeout_s} {tests}"
 
 
