@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from baked_tokens import identical_tokens
 from harness import fair_environment, finish, median_s, pin, usable_cores
 
 from backburner.coreml import scenarios
@@ -34,6 +35,8 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5, help="medians are over this many rounds")
     parser.add_argument("--core", type=int, help="the core to run on (default: the last one allowed)")
+    parser.add_argument("--filler", type=int, default=100, help="sentences before tiny's question")
+    parser.add_argument("--tokens", type=int, default=256, help="greedy tokens that are compared")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     arguments = parser.parse_args()
     fair_environment()
@@ -48,6 +51,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         result = run(shape, Path(folder), arguments.rounds)
+    result["identical_tokens"] = identical_tokens(arguments.filler, arguments.tokens)
     finish(result, arguments.json)
 
 
