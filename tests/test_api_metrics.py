@@ -204,3 +204,24 @@ def test_with_a_real_worker_bytes_pages_and_tokens_grow_and_a_lost_one_shows() -
         assert of_worker(lost, "up") == 0
         assert value(lost, "spill_partials_total") > 0
         assert of_worker(lost, "sent_bytes_total") >= of_worker(after, "sent_bytes_total")
+
+
+def test_a_worker_that_bakes_has_rows_of_its_own() -> None:
+    bake = {
+        "pages": 48,
+        "baking": 1,
+        "refused": 2,
+        "shed": 3,
+        "reused": 16,
+        "bytes": 2**31,
+        "share": 0.25,
+        "error": "words",
+    }
+    with asgi(says("ok")) as client:
+        client.engine.worker = WORKER
+        assert "worker_bake_" not in client.get("/metrics").text
+        client.engine.worker = replace(WORKER, bake=bake)
+        values = parsed(client.get("/metrics").text)
+        assert client.get("/health").json()["worker"]["bake"] == bake
+    for name in bake.keys() - {"error"}:
+        assert value(values, f"worker_bake_{name}", worker="0", address=WORKER.address) == bake[name]
