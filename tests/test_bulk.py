@@ -1,7 +1,7 @@
 """Bulk links: a stream in transfers, sessions over a pipe that has no beginning, and our frames over both.
 
 The endpoints are packet sockets: like bulk pipes they keep the ends of transfers, and keep what nobody has read. A real
-FunctionFS needs a kernel with dummy_hcd, which is not tested here.
+FunctionFS needs a kernel with dummy_hcd: tests/test_usb_vm.py.
 """
 
 import contextlib

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif("USB_VM" not in os.environ, reason="needs a kernel with dummy_hcd: make test-usb-vm"),
 ]
 
-# An emulated CPU is some fifty times slower than the one it runs on.
+# An emulated CPU has been some ten times slower than the one it runs on, which may be busy besides.
 PATIENCE_S = 300.0
 
 SERIAL = "vm-1"
