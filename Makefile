@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One BLAS thread: several of them and MLX's own fight for the cores.
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: setup serve test test-clients test-usb-vm check format bench tiny vectors clean
+.PHONY: setup serve test test-clients test-deep test-usb-vm check format bench tiny vectors clean
 .DEFAULT_GOAL := check
 
 setup: $(VENV)/.installed
@@ -39,6 +39,10 @@ $(CLIENTS)/.installed: pyproject.toml
 # missing. Minutes. (Not for CI.)
 test-usb-vm: setup
 	$(BIN)/python -m scripts.usb_vm.run $(ARGS)
+
+# Pages of 16,384 positions against float64, in every rounding mode: a minute and 64 MiB of weights each.
+test-deep: setup
+	BACKBURNER_DEEP_TESTS=1 $(BIN)/python -m pytest tests/test_coreml_numerics.py $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -55,7 +55,7 @@ PESSIMISTIC_O_REL = {
 # The real model's heads for the largest page; half of them for the others.
 deep = pytest.mark.skipif(
     not os.environ.get("BACKBURNER_DEEP_TESTS"),
-    reason="set BACKBURNER_DEEP_TESTS=1: 64 MiB of weights, a minute",
+    reason="make test-deep: 64 MiB of weights, a minute",
 )
 PAGES = [1024, pytest.param(4096), pytest.param(16_384, marks=deep)]
 
