@@ -718,7 +718,8 @@ def _introducer(name: str) -> "Callable[[PairKeys], Paired]":
 @app.command()
 def pair(
     place: Annotated[
-        str | None, typer.Argument(
+        str | None,
+        typer.Argument(
             metavar="[tcp://HOST:PORT|usb[:SERIAL]|bulk[:SERIAL]]",
             help="The worker: on a network started with --pair; on a cable or 127.0.0.1 no words are compared.",
         ),
