@@ -732,8 +732,9 @@ def pair(
 ) -> None:
     """Lets this host and a worker know each other on every network from now on.
 
-    Over a network a person compares six words on both screens. Over a cable, or on 127.0.0.1 with a worker
-    that was started with --pair-cable, the keys are exchanged without.
+    Over a network a person compares six words on both screens.
+
+    Over a cable, or on 127.0.0.1 with `worker --pair-cable`, keys are exchanged without words.
     """
     from backburner.transport.cable_pairing import introduce_host
     from backburner.transport.identity import KeyStore
