@@ -108,6 +108,7 @@ def test_health_shows_the_worker() -> None:
         "exchanges": 0,
         "moved_pages": 0,
         "found_pages": 0,
+        "bake": None,
     }
 
 
