@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from backburner.attention.engine import AttentionEngine
     from backburner.engine.startup import Connector
     from backburner.transport.channel import Channel, Door
-    from backburner.transport.identity import TrustedPeer
+    from backburner.transport.identity import KeyStore, TrustedPeer
     from backburner.transport.link import Link
+    from backburner.transport.messages import Paired, PairKeys
     from backburner.transport.tcp import Listener
     from backburner.worker.baker import BakeSettings
     from backburner.worker.loopback import LoopbackWorker
@@ -551,6 +552,14 @@ def worker(
             help="First lets one host be paired, within two minutes: it runs `backburner pair tcp://THIS-MACHINE:PORT`.",
         ),
     ] = False,
+    pair_cable: Annotated[
+        bool,
+        typer.Option(
+            "--pair-cable",
+            help="On 127.0.0.1 (usbmux, a tunnel of your own): whoever reaches it may be paired, without words, by "
+            "`backburner pair`. Leave it out once that is done. ffs:FOLDER needs no flag.",
+        ),
+    ] = False,
     bake_tokens: Annotated[int, typer.Option(help="Positions in a baked page.")] = c.BAKE_TOKENS,
     bake_share: Annotated[
         float | None,
@@ -600,7 +609,7 @@ def worker(
         door: Door = functionfs.listen(gadget)
         doorkeeper, place = None, "bulk"
     else:
-        listener, doorkeeper = _listen(host, port, name, pair)
+        listener, doorkeeper = _listen(host, port, name, pair, pair_cable)
         door = listener
         place = f"tcp://{listener.address if doorkeeper is None else f'THIS-MACHINE:{listener.port}'}"
     server = WorkerServer(
@@ -613,6 +622,7 @@ def worker(
         None if model is None else _worker_model(model),
         doorkeeper,
         bake,
+        _introducer(name) if pair_cable or gadget is not None else None,
     )
     if exit_with_parent:
         watch_parent()
@@ -663,13 +673,19 @@ def _bake_settings(
 
 
 def _listen(
-    host: str, port: int, name: str, pair: bool
+    host: str, port: int, name: str, pair: bool, pair_cable: bool
 ) -> "tuple[Listener, Callable[[Channel], Channel] | None]":
     """What a worker listens on, and who looks at the callers' keys; nobody on loopback. Lets one host in before."""
     from backburner.transport.tcp import listen_unsecured, resolve
 
     address, loopback = resolve(host)
-    if loopback and not pair:  # it needs no key, and makes none
+    if pair_cable and not loopback:
+        raise ConfigError(
+            f"--pair-cable is for 127.0.0.1: {host} can be reached by other machines, and they are paired with --pair."
+        )
+    if loopback and pair:
+        raise ConfigError(f"--pair is for networks; {host} is this machine only: use --pair-cable there.")
+    if loopback:  # it needs no key, and makes none
         return listen_unsecured(address, port), None
     from backburner.transport.identity import KeyStore
     from backburner.transport.pairing import WINDOW_S, pair_as_worker
@@ -684,16 +700,29 @@ def _listen(
     store.identity()  # a key that cannot be used is better known now
     listener = listen_unsecured(address, port)
     if pair:
-        where = c.join_address(socket.gethostname() if not loopback else address, listener.port)
+        where = c.join_address(socket.gethostname(), listener.port)
         _say(f"for {WINDOW_S:g} s a host can be paired: run `backburner pair tcp://{where}` there")
         _say_paired(pair_as_worker(listener, store, name, _same_words))
-    return listener, None if loopback else doorkeeper(store)
+    return listener, doorkeeper(store)
+
+
+def _introducer(name: str) -> "Callable[[PairKeys], Paired]":
+    """What trusts a host that hands its key over a cable. This machine's own is made when the first one does."""
+    from backburner.transport.cable_pairing import introducer
+    from backburner.transport.identity import KeyStore
+
+    store = KeyStore(c.pairing_folder())
+    return introducer(store, name, lambda peer: _say_introduced(store, peer))
 
 
 @app.command()
 def pair(
     place: Annotated[
-        str | None, typer.Argument(metavar="[tcp://HOST:PORT]", help="The worker, started with --pair.")
+        str | None,
+        typer.Argument(
+            metavar="[tcp://HOST:PORT|usb[:SERIAL]|bulk[:SERIAL]]",
+            help="The worker: on a network started with --pair; on a cable or 127.0.0.1 no words are compared.",
+        ),
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="Show who is paired with this machine.")] = False,
     forget: Annotated[
@@ -701,13 +730,19 @@ def pair(
     ] = None,
     name: Annotated[str | None, typer.Option(help="How this host is called. Default: the host name.")] = None,
 ) -> None:
-    """Lets this host and a worker on the network know each other: a person compares six words on both screens."""
+    """Lets this host and a worker know each other on every network from now on.
+
+    Over a network a person compares six words on both screens.
+
+    Over a cable, or on 127.0.0.1 with `worker --pair-cable`, keys are exchanged without words.
+    """
+    from backburner.transport.cable_pairing import introduce_host
     from backburner.transport.identity import KeyStore
     from backburner.transport.pairing import pair_as_host
     from backburner.transport.tcp import connect_unsecured, resolve
 
     if (place is not None) + listing + (forget is not None) != 1:
-        raise ConfigError("backburner pair takes one of tcp://HOST:PORT, --list and --forget NAME.")
+        raise ConfigError("backburner pair takes one of a worker's place, --list and --forget NAME.")
     store = KeyStore(c.pairing_folder())
     if listing:
         print(f"this machine  {store.identity().fingerprint.hex()}")
@@ -721,12 +756,20 @@ def pair(
         _say(f"forgot {forget}; a connection that is open stays so until it ends")
         return
     device = c.parse_device(place or "")
-    if device.kind != "tcp" or device.shape is not None:
-        raise ConfigError(f"{place!r} is not tcp://HOST:PORT.")
-    channel = connect_unsecured(
-        resolve(device.host)[0], device.port, c.join_address(device.host, device.port)
-    )
-    _say_paired(pair_as_host(channel, store, name or socket.gethostname(), _same_words))
+    if device.kind not in ("tcp", "usb", "bulk") or device.shape is not None:
+        raise ConfigError(f"{place!r} is not tcp://HOST:PORT, usb[:SERIAL] or bulk[:SERIAL].")
+    name = name or socket.gethostname()
+    address, alone = resolve(device.host) if device.kind == "tcp" else ("", True)
+    if alone:
+        with _reach(device) as connect:
+            _say_introduced(store, introduce_host(connect(), store, name))
+        _say(
+            f"on a network, too: `backburner worker --listen 0.0.0.0:{c.WORKER_PORT}` there, "
+            f"`backburner serve --device tcp://THAT-MACHINE:{c.WORKER_PORT}` here"
+        )
+        return
+    channel = connect_unsecured(address, device.port, c.join_address(device.host, device.port))
+    _say_paired(pair_as_host(channel, store, name, _same_words))
     _say(f"use it with `backburner serve --device {device}`")
 
 
@@ -740,6 +783,12 @@ def _same_words(name: str, address: str, words: Sequence[str]) -> bool:
 
 def _say_paired(peer: "TrustedPeer") -> None:
     _say(f"paired with the {peer.role} {peer.name}, key {peer.fingerprint[:16]}")
+
+
+def _say_introduced(store: "KeyStore", peer: "TrustedPeer") -> None:
+    """After an exchange without words: both keys, for whoever wants to compare them on the two screens."""
+    _say_paired(peer)
+    _say(f"this machine's key is {store.identity().fingerprint.hex()[:16]}")
 
 
 def _say(text: str) -> None:

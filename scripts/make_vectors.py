@@ -99,6 +99,8 @@ def good() -> dict[str, tuple[int, m.Message]]:
         ),
         "error": (14, m.Error("out_of_budget", "page 00010203 does not fit: 64 MiB free of 6 GiB")),
         "bye": (0, m.Bye()),
+        "pair_keys": (1, m.PairKeys("studio", bytes(range(256)) * 8)),
+        "paired": (1, m.Paired("Zoë's phone", bytes(range(91)))),
     }  # fmt: skip
 
 

@@ -80,6 +80,8 @@ any_message = st.one_of(
     ),
     st.builds(m.Error, words, words),
     st.just(m.Bye()),
+    st.builds(m.PairKeys, words, st.binary(max_size=2048)),
+    st.builds(m.Paired, words, st.binary(max_size=2048)),
     st.just(m.Ok()),
     st.builds(m.Have, keys, st.none() | u32),
     st.builds(m.HaveReply, st.binary(max_size=128)),

@@ -82,7 +82,7 @@ class Pairing:
         self._role = role
         self._certificate = certificate
         self._nonce = secrets.token_bytes(NONCE_BYTES) if nonce is None else nonce
-        self._name = _cut(name)
+        self._name = short_name(name)
         self._received = bytearray()
         self._ours = b""
         self._theirs: bytes | None = None
@@ -191,5 +191,6 @@ def clean_name(text: str) -> str:
     return " ".join("".join(ch if ch.isprintable() else " " for ch in text).split()) or "unnamed"
 
 
-def _cut(name: str) -> str:
+def short_name(name: str) -> str:
+    """A name as it crosses: shown safely, and not longer than the wire allows."""
     return clean_name(name).encode()[:NAME_BYTES_MAX].decode("utf-8", "ignore")

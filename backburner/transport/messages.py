@@ -35,7 +35,7 @@ PROTOCOL_VERSION = 1
 class Kind(IntEnum):
     """The kind byte of the header. Families start at multiples of 16."""
 
-    HELLO, WELCOME, PING, PONG, STATS, STATS_REPLY, ERROR, BYE, OK = range(1, 10)
+    HELLO, WELCOME, PING, PONG, STATS, STATS_REPLY, ERROR, BYE, OK, PAIR_KEYS, PAIRED = range(1, 12)
     HAVE, HAVE_REPLY, PUT_PAGE, PAGE_ACK, GET_PAGE, PAGE_ROWS, DROP_PAGES = range(16, 23)
     BIND, RELEASE, ATTEND, PARTIAL_REPLY, ATTEND_AHEAD, FOLD_ONTO = range(32, 38)
     TAIL_OPEN, TAIL_OPENED, TAIL_REWIND, PUT_ROWS, PUT_STATE, TAIL_CHUNK, TAIL_ACK = range(48, 55)
@@ -403,12 +403,28 @@ class Bye:
     """The sender is about to close the link. No answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class PairKeys:
+    """Instead of Hello, over a cable or on one machine: the host's key, to be trusted from now on. Answer: Paired."""
+
+    name: str
+    certificate: bytes  # DER, at most 2,048 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """The worker trusts the host's key; here is its own."""
+
+    name: str
+    certificate: bytes
+
+
 Message: TypeAlias = (
     Hello | Welcome | Ping | Pong | Stats | StatsReply | Error | Bye | Ok
     | Have | HaveReply | PutPage | PageAck | GetPage | PageRows | DropPages
     | Bind | Release | Attend | AttendAhead | FoldOnto | PartialReply
     | TailOpen | TailOpened | TailRewind | PutRows | PutState | TailChunk | TailAck
-    | GetState | StateReply | NamePages
+    | GetState | StateReply | NamePages | PairKeys | Paired
 )  # fmt: skip
 
 
@@ -480,6 +496,8 @@ _TABLE: tuple[tuple[Kind, type[Any], tuple[Reader, ...]], ...] = (
     (Kind.ERROR, Error, (text, text)),
     (Kind.BYE, Bye, ()),
     (Kind.OK, Ok, ()),
+    (Kind.PAIR_KEYS, PairKeys, (text, blob)),
+    (Kind.PAIRED, Paired, (text, blob)),
     (Kind.HAVE, Have, (list_of(key), optional(u32))),
     (Kind.HAVE_REPLY, HaveReply, (blob,)),
     (Kind.PUT_PAGE, PutPage, (key, u32, u32, tensor, tensor)),
@@ -534,6 +552,7 @@ REPLIES: dict[type[Any], type[Any]] = {
     TailChunk: TailAck,
     GetState: StateReply,
     NamePages: Ok,
+    PairKeys: Paired,
 }
 
 

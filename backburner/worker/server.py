@@ -81,8 +81,10 @@ class Session:
         tail: "Tail | None",
         throttle: AbstractContextManager[object],
         bakery: "Bakery | None" = None,
+        introduce: Callable[[m.PairKeys], m.Paired] | None = None,
     ) -> None:
         self._bakery = bakery
+        self._introduce = introduce
         self._peer = peer
         self._store = store
         self._engine = engine
@@ -112,9 +114,15 @@ class Session:
         }
 
     def run(self) -> None:
-        """Serves until the host leaves. Raises TransportError then; a refused Hello ends it with its RemoteError."""
+        """Serves until the host leaves. Raises TransportError then; a refused Hello ends it with its RemoteError.
+
+        Returns if the host came to exchange keys: that is all it may do with this connection.
+        """
         tag, hello = self._peer.receive(HELLO_DEADLINE_S)
         try:
+            if isinstance(hello, m.PairKeys):
+                self._peer.reply(tag, self._exchange_keys(hello))
+                return
             if not isinstance(hello, m.Hello):
                 raise BadRequest(f"{type(hello).__name__} before Hello")
             welcome = self._greet(hello)
@@ -139,6 +147,14 @@ class Session:
                 self._peer.reply_error(tag, RemoteError.code, f"{type(e).__name__}: {e}")
             else:
                 self._peer.reply(tag, reply)
+
+    def _exchange_keys(self, request: m.PairKeys) -> m.Paired:
+        if self._introduce is None:
+            raise BadRequest(
+                f"the worker {self._name} takes no keys here: on its own machine start it with --pair-cable, on a "
+                "network with --pair."
+            )
+        return self._introduce(request)
 
     def _pass_on(self, tag: int, request: m.Message) -> None:
         """To the tail, which replies by itself."""
@@ -304,10 +320,12 @@ class WorkerServer:
         model: tuple[str, Path] | None = None,
         doorkeeper: Callable[[Channel], Channel] | None = None,
         bake: "BakeSettings | None" = None,
+        introduce: Callable[[m.PairKeys], m.Paired] | None = None,
     ) -> None:
         """model: name and folder of the one whose layers this worker runs for hosts that ask. Raises ModelError.
 
         doorkeeper: gives the channel to read from, or raises for a caller that may not come in. None: all may.
+        introduce: trusts a host's key. Only without a doorkeeper: a paired host must not let others in.
         """
         self.throttle: AbstractContextManager[object] = throttle or nullcontext()
         self._listener = listener
@@ -322,6 +340,7 @@ class WorkerServer:
         self._lock = threading.RLock()  # `close` runs in a signal handler, maybe on top of `serve_forever`
         self._closing = threading.Event()
         self._doorkeeper = doorkeeper
+        self._introduce = introduce if doorkeeper is None else None
         self._unproven: list[Channel] = []
 
     @property
@@ -431,6 +450,7 @@ class WorkerServer:
                 self._tail,
                 self.throttle,
                 self.bakery,
+                self._introduce,
             ).run()
         except TransportError as e:
             log.info("the host at %s left: %s", channel.peer, e)
