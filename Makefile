@@ -58,7 +58,7 @@ format: setup
 bench: setup
 	@for b in link page decode peer prefill depth survive clients; do echo "== $$b"; $(BIN)/python benchmarks/$$b.py --json || exit 1; done
 
-# Trains the embedded model anew: tokenizer, weights, export, evaluation. About 70 minutes on two idle cores; goes on
+# Trains the embedded model anew: tokenizer, weights, export, evaluation. About 85 minutes on two idle cores; goes on
 # where it was stopped. The spin count keeps PyTorch's threads from fighting with whatever else runs.
 tiny: setup
 	$(BIN)/python -m pip install --quiet --editable '.[train]'
