@@ -626,7 +626,9 @@ def worker(
     )
     if exit_with_parent:
         watch_parent()
-    signal.signal(signal.SIGTERM, lambda *_: server.close())
+    # Both alike: a KeyboardInterrupt can be lost in a finalizer, and a shell's background job starts with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: server.close())
     print(f"{READY_PREFIX}{server.address}", flush=True)
     logging.getLogger("backburner.worker").info(
         "engine %s, %.1f GiB for pages; use it with `backburner serve --device %s`",
@@ -634,10 +636,7 @@ def worker(
         memory_bytes / 2**30,
         place,
     )
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        server.close()
+    server.serve_forever()
 
 
 def _bake_settings(
