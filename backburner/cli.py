@@ -626,7 +626,7 @@ def worker(
     )
     if exit_with_parent:
         watch_parent()
-    # Both alike: a KeyboardInterrupt can be lost in a finalizer, and a shell's background job starts with SIGINT ignored.
+    # Both alike: a KeyboardInterrupt can be lost in a finalizer, and a background job of a shell ignores SIGINT.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.close())
     print(f"{READY_PREFIX}{server.address}", flush=True)
