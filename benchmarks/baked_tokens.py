@@ -48,7 +48,8 @@ def identical_tokens(filler: int, count: int) -> dict[str, Any]:
         bakery = server.bakery
         assert bakery is not None
         held = (len(prompt) - WINDOW_TOKENS) // PAGE_TOKENS * PAGE_TOKENS
-        wanted = held // BAKED_TOKENS * len(model.model.attention_layers)
+        # The page that has just become old moves with the next step only.
+        wanted = (held - PAGE_TOKENS) // BAKED_TOKENS * len(model.model.attention_layers)
 
         def wait() -> None:
             end = time.monotonic() + PATIENCE_S
