@@ -134,7 +134,7 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
         runner = ModelRunner(loaded, parts.tokenizer, engine, geometry, ctx_size, placement)
         report.stage("warm-up")
         runner.warm_up()
-        report.done("first steps compiled")
+        report.done("first steps taken")
         if runner.split_note is not None and any(worker.welcome.layers for worker in workers):
             report.note(runner.split_note)
         undo.pop_all()
@@ -191,7 +191,7 @@ def _start_split_decode(parts: HostParts, report: Report) -> SplitDecodeRunner:
         )
         report.stage("warm-up")
         runner.warm_up()
-        report.done("first steps compiled")
+        report.done("first steps taken")
         undo.pop_all()
         return runner
 
