@@ -27,8 +27,8 @@ import numpy as np
 from harness import pin, usable_cores
 
 from backburner.errors import LinkClosed
+from backburner.transport import codec, tcp
 from backburner.transport import messages as m
-from backburner.transport import tcp
 from backburner.transport.channel import SocketChannel
 from backburner.transport.link import BULK_BYTES, PROBE_BYTES, Link
 from backburner.transport.peer import Peer
@@ -108,7 +108,7 @@ def dial(where: Any) -> socket.socket:
 
 def frame_bytes() -> int:
     """The size of a Ping's frame: the bare pair moves the same number of bytes."""
-    return sum(len(part) for part in m.encode(PING, 1))
+    return sum(len(part) for part in codec.encode(PING, 1))
 
 
 def time_block(call: Callable[[], object], rounds: int) -> list[float]:

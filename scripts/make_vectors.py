@@ -9,9 +9,9 @@ import msgpack
 import numpy as np
 
 from backburner.transport import messages as m
+from backburner.transport.codec import encode
 from backburner.transport.fields import DTYPE_NAMES
 from backburner.transport.frames import FRAME_VERSION, HEADER, MAGIC, META_MAX, body_check
-from backburner.transport.messages import encode
 from scripts.vector_files import VECTORS, write_folder
 
 FOLDER = VECTORS / "frames"

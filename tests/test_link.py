@@ -18,8 +18,8 @@ from backburner.errors import (
     RemoteError,
     TransportError,
 )
+from backburner.transport import codec, tcp
 from backburner.transport import messages as m
-from backburner.transport import tcp
 from backburner.transport.channel import SocketChannel
 from backburner.transport.link import Link
 from backburner.transport.memory import memory_pair
@@ -270,7 +270,7 @@ def test_a_late_reply_reaches_nobody(pair):
 
 def test_a_worker_that_sends_a_byte_now_and_then_does_not_extend_the_deadline(pair):
     near, far = pair
-    reply = b"".join(m.encode(m.Pong(np.zeros(1000, np.uint8)), 1))
+    reply = b"".join(codec.encode(m.Pong(np.zeros(1000, np.uint8)), 1))
     stop = threading.Event()
 
     def drip():
@@ -351,7 +351,7 @@ def test_closing_from_another_thread_wakes_who_waits(pair):
 
 
 def test_the_end_of_the_stream_at_any_byte_of_a_reply_is_a_closed_link():
-    reply = b"".join(m.encode(m.PageRows(*[np.ones((1, 4, 8), np.float32)] * 2), 1))
+    reply = b"".join(codec.encode(m.PageRows(*[np.ones((1, 4, 8), np.float32)] * 2), 1))
     for cut in range(len(reply)):
         near, far = memory_pair()
         link = Link(near, LONG_S)
@@ -364,7 +364,7 @@ def test_the_end_of_the_stream_at_any_byte_of_a_reply_is_a_closed_link():
 
 def test_a_flipped_bit_anywhere_in_checked_rows_never_passes_for_the_rows():
     rows = m.PageRows(*[np.ones((1, 2, 2), np.float32)] * 2)
-    reply = b"".join(m.encode(rows, 1))
+    reply = b"".join(codec.encode(rows, 1))
     for bit in range(8 * len(reply)):
         near, far = memory_pair()
         link = Link(FaultyChannel(near, flip_bit=bit), 0.005)
@@ -397,7 +397,7 @@ def test_a_stall_in_the_middle_of_a_reply_ends_in_a_timeout(pair, bytes_read):
 def test_a_reply_that_nobody_asked_for_closes_the_link(pair):
     near, far = pair
     link = Link(near, LONG_S)
-    far.send(m.encode(m.Pong(), 77), time.monotonic() + LONG_S)
+    far.send(codec.encode(m.Pong(), 77), time.monotonic() + LONG_S)
     with pytest.raises(ProtocolError, match="nobody made"):
         link.exchange(m.Ping())
     assert not link.alive
@@ -407,7 +407,7 @@ def test_a_second_reply_to_one_request_closes_the_link():
     near, far = memory_pair()
     link = Link(near, LONG_S)
     first, second = link.post(m.Ping()), link.post(m.Ping())
-    far.send(m.encode(m.Pong(), first) + m.encode(m.Pong(), first), time.monotonic() + LONG_S)
+    far.send(codec.encode(m.Pong(), first) + codec.encode(m.Pong(), first), time.monotonic() + LONG_S)
     with pytest.raises(ProtocolError, match="nobody made"):
         link.wait(second)
 
@@ -416,7 +416,7 @@ def test_a_reply_of_the_wrong_kind_closes_the_link(pair):
     near, far = pair
     link = Link(near, LONG_S)
     tag = link.post(attend(1))
-    far.send(m.encode(m.Ok(), tag), time.monotonic() + LONG_S)
+    far.send(codec.encode(m.Ok(), tag), time.monotonic() + LONG_S)
     with pytest.raises(ProtocolError, match="Ok instead of PartialReply"):
         link.wait(tag)
     assert not link.alive
@@ -478,7 +478,7 @@ def test_an_idle_host_is_no_reason_to_close(pair):
 def test_a_request_that_begins_and_does_not_end_closes_the_workers_side(pair):
     near, far = pair
     peer = Peer(far, SOON_S)
-    near.send([b"".join(m.encode(m.Release(5), 1))[:40]], time.monotonic() + LONG_S)
+    near.send([b"".join(codec.encode(m.Release(5), 1))[:40]], time.monotonic() + LONG_S)
     with pytest.raises(LinkTimeout):
         peer.receive(LONG_S)
     assert not peer.alive
@@ -487,7 +487,7 @@ def test_a_request_that_begins_and_does_not_end_closes_the_workers_side(pair):
 def test_a_request_has_the_links_own_time_to_arrive_once_it_has_begun():
     near, far = memory_pair()
     peer = Peer(far, LONG_S)
-    data = b"".join(m.encode(m.Release(5), 1))
+    data = b"".join(codec.encode(m.Release(5), 1))
     near.send([data[:40]], time.monotonic() + LONG_S)
 
     def finish():
@@ -502,8 +502,8 @@ def test_a_request_has_the_links_own_time_to_arrive_once_it_has_begun():
     ("data", "reason"),
     [
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "protocol_error: not a Backburner frame"),
-        (b"".join(m.encode(m.Pong(), 5)), "protocol_error: Pong with tag 5 is not a request"),
-        (b"".join(m.encode(m.Release(5), 0)), "protocol_error: Release with tag 0 is not a request"),
+        (b"".join(codec.encode(m.Pong(), 5)), "protocol_error: Pong with tag 5 is not a request"),
+        (b"".join(codec.encode(m.Release(5), 0)), "protocol_error: Release with tag 0 is not a request"),
     ],
 )
 def test_a_worker_says_why_it_hangs_up(pair, data, reason):

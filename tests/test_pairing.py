@@ -28,7 +28,7 @@ from backburner.errors import (
     ProtocolError,
     TransportError,
 )
-from backburner.transport import identity, key_words, pairing, secure
+from backburner.transport import codec, identity, key_words, pairing, secure
 from backburner.transport import messages as m
 from backburner.transport.identity import KeyStore, certificate_fingerprint
 from backburner.transport.key_words import HEAD, Pairing
@@ -385,7 +385,7 @@ def test_callers_that_say_nothing_do_not_keep_a_host_from_being_paired(tmp_path,
 
 def hello_bytes() -> bytes:
     geometry = m.PageGeometry(4, 2, 64, 32, "float32", 0.125)
-    return b"".join(m.encode(m.Hello(1, "backburner", "stranger", b"m", geometry, (3,), "numpy"), 1))
+    return b"".join(codec.encode(m.Hello(1, "backburner", "stranger", b"m", geometry, (3,), "numpy"), 1))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from backburner.transport import codec
 from backburner.transport import messages as m
 from backburner.transport.channel import Channel
 from backburner.transport.fields import DTYPES
@@ -143,7 +144,7 @@ def read_all(data: bytes, piece: int = 2**30, body_max: int = 2**20) -> list[tup
         data = data[count:]
         reader.filled(count)
         while (frame := reader.next_frame()) is not None:
-            found.append((frame.header.tag, m.decode(*frame)))
+            found.append((frame.header.tag, codec.decode(*frame)))
     return found
 
 

@@ -6,8 +6,9 @@ from threading import Lock
 
 from backburner.errors import LinkClosed, TransportError
 from backburner.transport.channel import Channel
+from backburner.transport.codec import decode, encode
 from backburner.transport.frames import FrameReader
-from backburner.transport.messages import Bye, Error, Message, decode, encode
+from backburner.transport.messages import Bye, Error, Message
 
 # Long for a reply: the slowest, a 512-token Attend over 64 pages, takes well under a second on a phone. Short
 # for a user whose worker is gone.

@@ -13,8 +13,8 @@ import atheris
 
 with atheris.instrument_imports(include=["backburner"]):
     from backburner.errors import ProtocolError
+    from backburner.transport.codec import decode, encode
     from backburner.transport.frames import HEADER, FrameReader, body_check
-    from backburner.transport.messages import decode, encode
 
 VECTORS = Path(__file__).resolve().parent.parent / "vectors" / "frames"
 BODY_MAX = 2**20

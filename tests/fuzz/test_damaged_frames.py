@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backburner.errors import ProtocolError
+from backburner.transport import codec
 from backburner.transport import messages as m
 from backburner.transport.fields import pack_meta
 from backburner.transport.frames import FRAME_VERSION, HEADER, MAGIC, FrameReader
@@ -24,7 +25,7 @@ def survive(data, piece=2**30):
     except ProtocolError:
         return []
     for tag, message in found:
-        m.encode(message, tag)
+        codec.encode(message, tag)
     return [message for _, message in found]
 
 
@@ -34,7 +35,7 @@ def frame(kind, meta, body, flags=0, check=0):
 
 @given(any_message)
 def test_every_truncation_is_incomplete_and_nothing_else(message):
-    data = b"".join(m.encode(message, 1))
+    data = b"".join(codec.encode(message, 1))
     step = max(len(data) // 100, 1)
     for cut in {*range(0, len(data), step), *range(min(len(data), 100)), len(data) - 1}:
         assert read_all(data[:cut]) == []
@@ -43,7 +44,7 @@ def test_every_truncation_is_incomplete_and_nothing_else(message):
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(any_message, st.data())
 def test_every_flipped_bit_of_the_head_and_any_of_the_rest_is_survived(message, draw):
-    data = b"".join(m.encode(message, 1))
+    data = b"".join(codec.encode(message, 1))
     first = range(min(8 * len(data), 8 * 64))
     more = draw.draw(st.sets(st.integers(0, 8 * len(data) - 1), max_size=50))
     for bit in {*first, *more}:
@@ -90,7 +91,7 @@ def test_well_formed_meta_with_the_wrong_fields_is_survived(kind, meta, body):
 @settings(max_examples=60)
 @given(any_message, names, values)
 def test_one_wrong_field_is_survived(message, name, value):
-    (found,) = _frames(b"".join(m.encode(message, 1)))
+    (found,) = _frames(b"".join(codec.encode(message, 1)))
     fields = m.unpack_meta(found.meta)
     if name in fields:
         fields[name] = value
