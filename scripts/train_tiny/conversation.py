@@ -150,12 +150,15 @@ def conversation(d: Draw, tokens: int) -> Row:
     rng = d.rng
     setting = rng.choices(("none", "system", "tools", "document"), weights=(22, 6, 38, 34))[0]
     if tokens >= 2048:  # what is long is a document, else the row would be dozens of unrelated turns
-        setting = rng.choices(("none", "tools", "document"), weights=(5, 20, 75))[0]
+        setting = rng.choices(("none", "tools", "document"), weights=(5, 33, 62))[0]
     thinking = 0.8 if d.chance(0.25) else 0.0
     toolbox = (
         # A schema has 80 tokens or so: what it takes is not left for calls.
         tools.toolbox(
-            d, rng.choice((1, 1, 1, 2) if tokens <= 256 else (1, 2, 3) if tokens <= 512 else (1, 2, 3, 4, 5))
+            d,
+            rng.choice(
+                (1, 1, 1, 2) if tokens <= 256 else (1, 2, 3, 3) if tokens <= 512 else (1, 2, 3, 4, 5, 5)
+            ),
         )
         if setting == "tools"
         else []
