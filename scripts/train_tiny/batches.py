@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from .conversation import conversation
+from .optimizer import first_course
 from .split import Draw
 
 BATCH_TOKENS = 4096
@@ -20,6 +21,7 @@ CURRICULUM = (
     (0.84, (512, 512, 1024, 2048)),
     (1.00, (256, 512, 1024, 2048, 4096)),
 )
+SECOND_COURSE = (256, 512, 512, 1024, 1024, 2048, 4096)
 # Positions jump in half of the rows, so that rotations of 64k tokens occur in rows of 256.
 JUMP_SHARE, LARGEST_JUMP_BITS = 0.5, 15
 # What is not an answer is learnt a little too, on a quarter of its tokens: a language model's prior, at little cost.
@@ -35,11 +37,9 @@ class Batch:
 
 
 def length_of(step: int, steps: int) -> int:
-    done = step / steps
-    for until, lengths in CURRICULUM:
-        if done < until:
-            return random.Random(f"length-{step}").choice(lengths)
-    return CURRICULUM[-1][1][-1]
+    done = step / first_course(steps)
+    lengths = next((lengths for until, lengths in CURRICULUM if done < until), SECOND_COURSE)
+    return random.Random(f"length-{step}").choice(lengths)
 
 
 def _positions(rng: random.Random, length: int) -> np.ndarray:
@@ -64,7 +64,7 @@ class Batches:
         learnt = np.zeros((rows, length + 1), np.int8)  # 1: answer, 2: context
         positions = np.empty((rows, length), np.int64)
         for r in range(rows):
-            row = conversation(Draw(rng, "train", self.pieces), length)
+            row = conversation(Draw(rng, "train", self.pieces), length, step >= first_course(self.steps))
             encoded = self.tokenizer.encode_batch([text for text, _ in row.pieces])
             at = 0
             for (_, answer), piece in zip(row.pieces, encoded, strict=True):

@@ -60,6 +60,8 @@ FREE: tuple[tuple[float, Callable[[Draw], Turn]], ...] = (
 ABSENT_SHARE = 0.25
 # Of the requests where there are functions, those that none of them fits.
 MISFIT_SHARE = 0.28
+# In the second course: after the first, one request in ten that a function fits was refused.
+LATER_MISFIT_SHARE = 0.18
 
 
 @dataclass(slots=True)
@@ -134,21 +136,18 @@ class Questions:
         return facts.question(d, self._left.pop(), there=True)
 
 
-def fact_count(d: Draw, tokens: int) -> int:
-    return (
-        d.rng.randint(1, 5)
-        if tokens <= 512
-        else d.rng.randint(2, 10)
-        if tokens <= 1536
-        else d.rng.randint(4, 16)
-    )
+def fact_count(d: Draw, tokens: int, dense: bool) -> int:
+    low, high = (1, 5) if tokens <= 512 else (2, 10) if tokens <= 1536 else (4, 16)
+    return d.rng.randint(2 * low, high * 8 // 5) if dense else d.rng.randint(low, high)
 
 
-def conversation(d: Draw, tokens: int) -> Row:
-    """A row that is at least `tokens` long when it is encoded (it is cut there)."""
+def conversation(d: Draw, tokens: int, dense: bool = False) -> Row:
+    """A row that is at least `tokens` long when it is encoded (it is cut there). dense: with more facts."""
     row = Row()
     rng = d.rng
-    setting = rng.choices(("none", "system", "tools", "document"), weights=(22, 6, 38, 34))[0]
+    misfits = LATER_MISFIT_SHARE if dense else MISFIT_SHARE
+    weights = (16, 4, 36, 44) if dense else (22, 6, 38, 34)
+    setting = rng.choices(("none", "system", "tools", "document"), weights)[0]
     if tokens >= 2048:  # what is long is a document, else the row would be dozens of unrelated turns
         setting = rng.choices(("none", "tools", "document"), weights=(5, 33, 62))[0]
     thinking = 0.8 if d.chance(0.25) else 0.0
@@ -167,7 +166,7 @@ def conversation(d: Draw, tokens: int) -> Row:
     text = system = ""
     place = "none"
     if setting == "document" or (toolbox and tokens >= 512 and d.chance(0.35)):
-        planted = facts.planted(d, fact_count(d, tokens))
+        planted = facts.planted(d, fact_count(d, tokens, dense))
         # From nothing but facts to nearly nothing but filler.
         share = (
             rng.uniform(0.05, 0.5)
@@ -216,7 +215,7 @@ def conversation(d: Draw, tokens: int) -> Row:
         if planted and d.chance(0.85 if questions else 0.12):
             turn = questions.next(d)
         elif toolbox and d.chance(0.72):
-            turn = tools.misfit(d, toolbox) if d.chance(MISFIT_SHARE) else tools.call(d, rng.choice(toolbox))
+            turn = tools.misfit(d, toolbox) if d.chance(misfits) else tools.call(d, rng.choice(toolbox))
         elif d.chance(0.1):
             told, asked = facts.inline_pair(d)
             take_turn(d, row, told, thinking)

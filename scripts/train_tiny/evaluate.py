@@ -23,6 +23,9 @@ HERE = Path(__file__).parent
 GENERATE, NO_THOUGHT = "<|im_start|>assistant\n<think>\n", "\n</think>\n\n"
 LENGTHS = {"1k": 1024, "4k": 4096, "16k": 16384, "64k": 65536}
 FACTS_PER_TEXT = 10
+# Of these, those that are like another one ("the code of the blue gate", "the code of the old gate"): one in a
+# text, or nearly half of them where it says so.
+FEW_TWINS, MANY_TWINS = 0.1, 0.45
 ABSENT_PER_TEXT = 4
 
 
@@ -72,8 +75,10 @@ def plant(d: Draw, text: str, planted: list[facts.Fact]) -> str:
     return " ".join(pieces)
 
 
-def text_of(d: Draw, player: Player, kind: str, tokens: int) -> tuple[str, list[facts.Fact]]:
-    planted = facts.planted(d, FACTS_PER_TEXT if tokens > 1024 else 5)
+def text_of(
+    d: Draw, player: Player, kind: str, tokens: int, twins: float = FEW_TWINS
+) -> tuple[str, list[facts.Fact]]:
+    planted = facts.planted(d, FACTS_PER_TEXT if tokens > 1024 else 5, twins)
     d.rng.shuffle(planted)
     if kind == "natural":
         text = plant(d, natural_text(d, tokens * 3), planted)
@@ -88,10 +93,12 @@ def text_of(d: Draw, player: Player, kind: str, tokens: int) -> tuple[str, list[
     )
 
 
-def recall(player: Player, d: Draw, kind: str, tokens: int, count: int) -> tuple[Score, Score]:
+def recall(
+    player: Player, d: Draw, kind: str, tokens: int, count: int, twins: float = FEW_TWINS
+) -> tuple[Score, Score]:
     there, absent = Score(), Score()
     while there.asked < count:
-        text, planted = text_of(d, player, kind, tokens)
+        text, planted = text_of(d, player, kind, tokens, twins)
         base = player.read(f"<|im_start|>system\n{text}<|im_end|>")
         for fact in planted:
             if fact.statement not in text:  # lost where a text that came out too long was cut
@@ -231,6 +238,10 @@ def evaluations(player: Player, d: Draw, count: int, lengths: list[str]) -> Iter
             there, absent = recall(player, d, kind, LENGTHS[length], count)
             yield f"recall at {length}, {kind}", there
             yield f"absent at {length}, {kind}", absent
+    if "4k" in lengths:
+        there, absent = recall(player, d, "natural", LENGTHS["4k"], count, MANY_TWINS)
+        yield "recall at 4k, many twins", there
+        yield "absent at 4k, many twins", absent
 
 
 def strange(player: Player, d: Draw, count: int, lengths: list[str]) -> Iterator[tuple[str, Score]]:

@@ -216,13 +216,13 @@ def new_fact(d: Draw) -> Fact:
     return thing_fact(d) if r < 0.68 else person_fact(d) if r < 0.92 else bare_fact(d)
 
 
-def planted(d: Draw, count: int) -> list[Fact]:
-    """Facts with distractors among them: the same noun or attribute under another adjective, another attribute of the same."""
+def planted(d: Draw, count: int, twins: float = 0.45) -> list[Fact]:
+    """Facts, a share of them twins of others: the same noun or attribute under another adjective, another attribute of the same."""
     facts: dict[tuple[str, str], Fact] = {}
     while len(facts) < count:
         fact = new_fact(d)
         previous = [f for f in facts.values() if f.entity]
-        if previous and d.chance(0.45):
+        if previous and d.chance(twins):
             near = d.rng.choice(previous)
             is_thing = near.entity.lower() == near.entity
             if is_thing and d.chance(0.6):
