@@ -803,4 +803,4 @@ def test_only_who_says_who_is_there_opens_doors_without_asking() -> None:
         for path in root.rglob("*.py")
         if re.search(r"\b(connect|listen)_unsecured\(", path.read_text())
     }
-    assert users == {"cli.py", "transport/tcp.py", "transport/secure.py"}
+    assert users == {"cli_pair.py", "cli_worker.py", "transport/tcp.py", "transport/secure.py"}
