@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fastapi import Request, Response
-from pydantic import ValidationError
 
 from backburner.api.answer import respond
 from backburner.api.body import parse_object, read_body
-from backburner.api.errors import from_validation
 from backburner.api.format import Choice, ChoicesFormat, Envelope
 from backburner.api.logprobs import ContentTokens, chat_logprobs
 from backburner.api.parsing.parser import Parser
@@ -23,7 +21,7 @@ from backburner.api.parsing.pieces import (
     ToolCallStart,
     join,
 )
-from backburner.api.prompt import check_model, choices_of
+from backburner.api.prompt import choices_of, validated
 from backburner.api.schemas import ChatBody, refuse_unsupported
 from backburner.api.settings import Api
 from backburner.api.turn import Turn, chat_turn
@@ -42,11 +40,7 @@ async def chat_completions(api: Api, request: Request) -> Response:
 def _prepare(api: Api, raw: bytes, request_id: str) -> tuple[ChatBody, Turn, list[GenerationRequest]]:
     fields = parse_object(raw)
     refuse_unsupported(fields)
-    try:
-        body = ChatBody.model_validate(fields)
-    except ValidationError as e:
-        raise from_validation(e) from e
-    check_model(api.settings, body.model)
+    body = validated(api, fields, ChatBody)
     turn = chat_turn(api, body)
     return body, turn, choices_of(api, body, request_id, turn, body.n or 1)
 

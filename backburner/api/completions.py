@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from fastapi import Request, Response
-from pydantic import ValidationError
 
 from backburner.api.answer import respond
 from backburner.api.body import parse_object, read_body
-from backburner.api.errors import from_validation
 from backburner.api.format import Choice, ChoicesFormat, Envelope
 from backburner.api.logprobs import TextLogprobs, joined
-from backburner.api.prompt import another, check_model, completion_prompts, generation_request
+from backburner.api.prompt import another, completion_prompts, generation_request, validated
 from backburner.api.schemas import CompletionBody, refuse_unsupported
 from backburner.api.settings import Api
 from backburner.engine.request import Delta, Finished, GenerationRequest, PromptLogprobs, TokenLogprob
@@ -34,11 +32,7 @@ def _prepare(
     """The body, a request for each choice of each prompt, and what each choice begins with."""
     fields = parse_object(raw)
     refuse_unsupported(fields)
-    try:
-        body = CompletionBody.model_validate(fields)
-    except ValidationError as e:
-        raise from_validation(e) from e
-    check_model(api.settings, body.model)
+    body = validated(api, fields, CompletionBody)
     generations: list[GenerationRequest] = []
     echoes: list[str] = []
     scores_prompt = bool(body.echo) and body.logprobs is not None
