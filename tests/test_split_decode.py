@@ -24,11 +24,13 @@ from benchmarks.answer import answer_tokens
 from tests.crossing import of, watched
 from tests.host import (
     BEST_ENGINE,
+    Answer,
     generate,
     generate_with_state,
     host,
     link_to,
     long_prompt,
+    same,
     serving,
     tokenizer,
     until,
@@ -42,8 +44,6 @@ MODEL = ("tiny", TINY)
 PROMPT = (long_prompt() * 4)[:1400]
 TOKENS = 8
 STEPS = 6 + TOKENS - 1  # ubatches of the prompt, the last of which gives the first token
-
-Answer = tuple[list[int], list[np.ndarray]]
 
 
 @lru_cache
@@ -92,10 +92,7 @@ def write(
 
 def check(runner: SplitDecodeRunner, prompt: list[int], **options: Callable[[int], None]) -> int:
     tokens, logits, began = write(runner, prompt, **options)
-    expected = alone(tuple(prompt))
-    assert tokens == expected[0]
-    for n, (a, b) in enumerate(zip(logits, expected[1], strict=True)):
-        assert np.array_equal(a, b), f"logits of token {n}"
+    same((tokens, logits), alone(tuple(prompt)))
     return began
 
 
