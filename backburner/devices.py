@@ -7,7 +7,7 @@ from typing import Any
 
 from backburner import __version__
 from backburner.config import WORKER_PORT
-from backburner.errors import BackburnerError, Mismatch, TransportError
+from backburner.errors import BackburnerError, TransportError
 from backburner.transport import cable, usbmux
 from backburner.transport.link import Link, LinkSpeed
 from backburner.transport.messages import PROTOCOL_VERSION, Hello, PageGeometry
@@ -63,12 +63,7 @@ def probe(connect: Callable[[], Link], timeout_s: float = PROBE_TIMEOUT_S) -> Pr
     )
     link = connect()
     try:
-        welcome = link.exchange(hello, timeout_s)
-        if welcome.protocol != PROTOCOL_VERSION:
-            raise Mismatch(
-                f"the worker {welcome.name} ({welcome.software}) speaks protocol {welcome.protocol}, this host "
-                f"(backburner {__version__}) {PROTOCOL_VERSION}; install the same version on both."
-            )
+        welcome = link.greet(hello, timeout_s)
         speed = link.measure()
     finally:
         link.close()

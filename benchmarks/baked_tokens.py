@@ -4,14 +4,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from answer import answer_tokens
 
 from backburner.attention.select import make_engine
 from backburner.coreml.runtime import SimulatedRuntime
 from backburner.engine.request import GenerationRequest
 from backburner.engine.runner import ModelRunner, Placement
-from backburner.engine.scheduler import Prefill, next_step
 from backburner.engine.worker_link import WorkerLink
 from backburner.kv.residency import Residency
 from backburner.model.load import TINY, LoadedModel, load, read_tokenizer
@@ -84,23 +86,13 @@ def _runner(model: LoadedModel, tokenizer: Any, reach: Callable[[], Link] | None
 
 
 def _generate(
-    runner: ModelRunner, prompt: list[int], count: int, before_first: Callable[[], None]
+    runner: ModelRunner, prompt: list[int], count: int, after_read: Callable[[], None]
 ) -> list[int]:
-    import mlx.core as mx
-
     state = runner.start(GenerationRequest("bench", tuple(prompt), count))
-    read = runner.read_from(state)
-    while len(state.tokens) < len(prompt) + count:
-        step = next_step(len(prompt), read, runner.step_tokens(state))
-        if isinstance(step, Prefill):
-            row = runner.read(state, step.start, step.stop)
-            read = step.stop
-        else:
-            row = runner.run_token(state)
-        if row is not None:
-            if len(state.tokens) == len(prompt):
-                before_first()
-            state.tokens.append(int(mx.argmax(row).item()))
+    answer = answer_tokens(runner, state, len(prompt))
+    tokens = [next(answer)]
+    after_read()
+    tokens += islice(answer, count - 1)
     runner.finish(state)
     runner.close()
-    return state.tokens[len(prompt) :]
+    return tokens

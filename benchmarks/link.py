@@ -145,20 +145,26 @@ def measure(where: Any, blocks: int, core: int) -> dict[str, float]:
         blocking_ratios.append(statistics.median(slow) / statistics.median(bares))
         linked += ours
         plain += bares
-    bulk = statistics.median(time_block(lambda: link.exchange(BULK), 60))
-    put = statistics.median(time_block(lambda: link.exchange(PUT), 60))
+    bulk = time_block(lambda: link.exchange(BULK), 60)
+    put = time_block(lambda: link.exchange(PUT), 60)
     link.close()
     blocking.close()
     bare.close()
     process.join(10)
-    return {
-        "p50_us": round(statistics.median(linked), 1),
-        "p90_us": round(statistics.quantiles(linked, n=10)[-1], 1),
+    return figures(linked, bulk, put) | {
         "bare_p50_us": round(statistics.median(plain), 1),
         "ratio": round(statistics.median(ratios), 2),
         "blocking_ratio": round(statistics.median(blocking_ratios), 2),
-        "bytes_per_s": round(BULK_BYTES / bulk * 1e6),
-        "put_bytes_per_s": round(BULK_BYTES / put * 1e6),
+    }
+
+
+def figures(ping_us: list[float], bulk_us: list[float], put_us: list[float]) -> dict[str, float]:
+    """What is told of a link: its round trips, and how fast bodies go, unchecked and checked."""
+    return {
+        "p50_us": round(statistics.median(ping_us), 1),
+        "p90_us": round(statistics.quantiles(ping_us, n=10)[-1], 1),
+        "bytes_per_s": round(BULK_BYTES / statistics.median(bulk_us) * 1e6),
+        "put_bytes_per_s": round(BULK_BYTES / statistics.median(put_us) * 1e6),
     }
 
 
@@ -168,13 +174,19 @@ def free_address() -> tuple[str, int]:
     return "127.0.0.1", listener.port
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def begin(doc: str | None, blocks: int) -> tuple[argparse.Namespace, list[int]]:
+    """The command line's options, and all usable cores; from here on this process keeps to the first."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    parser.add_argument("--blocks", type=int, default=25, help=f"of {BLOCK} round trips each")
+    parser.add_argument("--blocks", type=int, default=blocks, help=f"of {BLOCK} round trips each")
     options = parser.parse_args()
     cores = usable_cores()
     pin(cores[0])
+    return options, cores
+
+
+def main() -> None:
+    options, cores = begin(__doc__, blocks=25)
     result: dict[str, Any] = measure(free_address(), options.blocks, cores[-1])
     one_core = measure(free_address(), options.blocks, cores[0])
     with tempfile.TemporaryDirectory() as folder:

@@ -10,15 +10,16 @@ from there. The window is a sixteenth of the context, so that almost all facts l
 import argparse
 import random
 import time
+from itertools import islice
 from pathlib import Path
 from pydoc_data.topics import topics
 
+from answer import answer_tokens
 from harness import fair_environment, finish
 
 from backburner.attention.select import make_engine
 from backburner.engine.request import GenerationRequest
 from backburner.engine.runner import ModelRunner, Placement
-from backburner.engine.scheduler import Prefill, next_step
 from backburner.engine.worker_link import WorkerLink
 from backburner.kv.residency import Residency
 from backburner.model.load import TINY, load, read_tokenizer
@@ -62,17 +63,11 @@ class Side:
         runner, tokens = self.runner, []
         state = runner.start(GenerationRequest("recall", tuple(prompt), limit))
         try:
-            read = runner.read_from(state)
-            self.read_tokens += len(prompt) - read
-            while len(tokens) < limit and not (tokens and runner.is_end(tokens[-1])):
-                step = next_step(len(prompt), read, runner.step_tokens(state))
-                if isinstance(step, Prefill):
-                    chosen = runner.prefill(state, step.start, step.stop)
-                    read = step.stop
-                else:
-                    chosen = runner.decode(state)
-                if chosen is not None:
-                    tokens.append(chosen.token)
+            self.read_tokens += len(prompt) - runner.read_from(state)
+            for token in islice(answer_tokens(runner, state, len(prompt)), limit):
+                tokens.append(token)
+                if runner.is_end(token):
+                    break
             self.held_pages = state.table.held
         finally:
             runner.finish(state)

@@ -5,7 +5,6 @@
 Host and worker are two processes, each pinned to a core of its own. The same link without TLS runs in alternation.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -16,8 +15,21 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from harness import pin, usable_cores
-from link import BLOCK, BULK, PING, PUT, dial, free_address, listen, no_delay, serve_link, time_block
+from harness import pin
+from link import (
+    BLOCK,
+    BULK,
+    PING,
+    PUT,
+    begin,
+    dial,
+    figures,
+    free_address,
+    listen,
+    no_delay,
+    serve_link,
+    time_block,
+)
 
 from backburner.transport import secure
 from backburner.transport.channel import SocketChannel
@@ -40,12 +52,7 @@ def worker(where: Any, core: int, folder: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    parser.add_argument("--blocks", type=int, default=10, help=f"of {BLOCK} round trips each")
-    options = parser.parse_args()
-    cores = usable_cores()
-    pin(cores[0])
+    options, cores = begin(__doc__, blocks=10)
     with tempfile.TemporaryDirectory() as folder:
         host, other = KeyStore(Path(folder) / "host"), KeyStore(Path(folder) / "worker")
         host.trust("worker", "worker", other.identity().certificate)
@@ -74,13 +81,7 @@ def main() -> None:
             link.close()
         process.join(10)
     result: dict[str, Any] = {
-        name: {
-            "p50_us": round(statistics.median(found["ping"]), 1),
-            "p90_us": round(statistics.quantiles(found["ping"], n=10)[-1], 1),
-            "bytes_per_s": round(BULK_BYTES / statistics.median(found["bulk"]) * 1e6),
-            "put_bytes_per_s": round(BULK_BYTES / statistics.median(found["put"]) * 1e6),
-        }
-        for name, found in times.items()
+        name: figures(found["ping"], found["bulk"], found["put"]) for name, found in times.items()
     }
     result["handshake_ms"] = round(statistics.median(handshakes), 2)
     print(result, file=sys.stderr)

@@ -63,13 +63,19 @@ class AsgiClient:
 
 
 @contextmanager
-def asgi(script: Script | Callable[[GenerationRequest], Script], **settings: Any) -> Iterator[AsgiClient]:
-    engine = ScriptedEngine(script)
+def _client(engine: Any, **settings: Any) -> Iterator[AsgiClient]:
+    """Of an app around the engine, which is closed with it."""
     try:
         with start_blocking_portal() as portal:
             yield AsgiClient(app_for(engine, **settings), engine, portal)
     finally:
         engine.close()
+
+
+@contextmanager
+def asgi(script: Script | Callable[[GenerationRequest], Script], **settings: Any) -> Iterator[AsgiClient]:
+    with _client(ScriptedEngine(script), **settings) as client:
+        yield client
 
 
 @contextmanager
@@ -84,11 +90,8 @@ def asgi_tiny(**settings: Any) -> Iterator[AsgiClient]:
 
     engine = Engine(make, "tiny")
     engine.start()
-    try:
-        with start_blocking_portal() as portal:
-            yield AsgiClient(app_for(engine, **settings), engine, portal)
-    finally:
-        engine.close()
+    with _client(engine, **settings) as client:
+        yield client
 
 
 @contextmanager

@@ -59,6 +59,18 @@ def long_prompt() -> list[int]:
 
 
 @contextmanager
+def running(server: WorkerServer) -> Iterator[WorkerServer]:
+    """Serves on threads of this process for as long as the context lasts."""
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.close()
+        thread.join(10)
+
+
+@contextmanager
 def serving(
     memory_bytes: int = 2**30,
     engine: str = BEST_ENGINE,
@@ -66,16 +78,9 @@ def serving(
     model: tuple[str, Path] | None = None,
 ) -> Iterator[WorkerServer]:
     """A worker on a free loopback port, on threads of this process."""
-    server = WorkerServer(
-        listen("127.0.0.1", 0), make_engine(engine), memory_bytes, name, (engine,), model=model
-    )
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    listener, attention = listen("127.0.0.1", 0), make_engine(engine)
+    with running(WorkerServer(listener, attention, memory_bytes, name, (engine,), model=model)) as server:
         yield server
-    finally:
-        server.close()
-        thread.join(5)
 
 
 def port_of(server: WorkerServer) -> int:
@@ -144,7 +149,10 @@ def host(
         runner.close()
 
 
-def generate(runner: ModelRunner, prompt: Sequence[int], count: int) -> tuple[list[int], list[np.ndarray]]:
+Answer = tuple[list[int], list[np.ndarray]]
+
+
+def generate(runner: ModelRunner, prompt: Sequence[int], count: int) -> Answer:
     """`count` greedy tokens past any end token, and the logits [vocab] that each was chosen from."""
     tokens, logits, _ = generate_with_state(runner, prompt, count)
     return tokens, logits
@@ -174,6 +182,13 @@ def generate_with_state(
     finally:
         runner.finish(state)
     return state.tokens[len(prompt) :], logits, state
+
+
+def same(found: Answer, expected: Answer) -> None:
+    """The tokens, and every bit of the logits that they were chosen from."""
+    assert found[0] == expected[0], f"{found[0]} instead of {expected[0]}"
+    for n, (a, b) in enumerate(zip(found[1], expected[1], strict=True)):
+        assert np.array_equal(a, b), f"logits of token {n}"
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from backburner.worker.bake_share import Share, read_share
 from backburner.worker.baker import BakeSettings
 from backburner.worker.server import WorkerServer
 from tests import processes
-from tests.host import generate_with_state, host, link_to, long_prompt, tiny, until
+from tests.host import generate_with_state, host, link_to, long_prompt, running, tiny, until
 from tests.processes import run, worker
 
 # tiny's pages have 64 positions here, so that a short suite has several baked pages.
@@ -39,16 +38,9 @@ def baking_worker(folder: Path) -> Iterator[WorkerServer]:
     settings = BakeSettings(
         SimulatedRuntime(), Share(1.0, 1.0), BAKED_TOKENS, folder=folder, folder_bytes=2**30
     )
-    server = WorkerServer(
-        listen("127.0.0.1", 0), make_engine("baked-sim"), 2**30, "kitchen", ("baked-sim",), bake=settings
-    )
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    listener, engine = listen("127.0.0.1", 0), make_engine("baked-sim")
+    with running(WorkerServer(listener, engine, 2**30, "kitchen", ("baked-sim",), bake=settings)) as server:
         yield server
-    finally:
-        server.close()
-        thread.join(10)
 
 
 @pytest.mark.parametrize("count", [33, 256])

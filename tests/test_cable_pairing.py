@@ -28,9 +28,10 @@ from backburner.transport.memory import memory_pair
 from backburner.transport.peer import Peer
 from backburner.transport.tcp import connect, listen
 from backburner.worker.server import WorkerServer
+from tests.host import port_of, running
 from tests.processes import Process, run, until
 from tests.test_bulk import Cable
-from tests.test_pairing import port_of, reach, working
+from tests.test_pairing import reach, working
 from tests.test_pairing_commands import lan_address
 from tests.usbmux_daemon import usbmux_daemon
 
@@ -57,13 +58,8 @@ def introducing(
         ("numpy",),
         introduce=introducer(store, "attic", told.append),
     )
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with running(server):
         yield server, told
-    finally:
-        server.close()
-        thread.join(5)
 
 
 def plain(server: WorkerServer) -> Link:
@@ -202,12 +198,8 @@ def test_a_paired_host_lets_nobody_else_in(stores) -> None:
         doorkeeper=secure.doorkeeper(there),
         introduce=introducer(there, "attic", lambda peer: None),
     )
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    with pytest.raises(BadRequest, match="takes no keys here"):
+    with running(server), pytest.raises(BadRequest, match="takes no keys here"):
         reach(server, here).exchange(m.PairKeys("friend", certificate()))
-    server.close()
-    thread.join(5)
     assert [peer.name for peer in there.peers()] == ["studio"]
 
 

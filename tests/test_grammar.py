@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+from itertools import islice
 
 import mlx.core as mx
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 
 from backburner.engine.grammar import MAX_SCHEMA_CHARACTERS, Grammars, check_grammar
 from backburner.engine.request import GenerationRequest, Grammar, SamplingParams
-from backburner.engine.scheduler import next_step
 from backburner.errors import GrammarError
+from benchmarks.answer import answer_tokens
 from tests.host import chat, host, link_to, serving, tiny, tokenizer
 from tests.test_split_decode import MODEL, split, through
 
@@ -43,20 +44,12 @@ def fits(value: dict) -> bool:
 def answer(runner, prompt: list[int], limit: int = 200, **kwargs) -> tuple[str, bool]:
     """The text, and whether it came to its end."""
     state = runner.start(GenerationRequest("r", tuple(prompt), limit, **kwargs))
-    read, tokens = runner.read_from(state), []
+    tokens: list[int] = []
     try:
-        while len(tokens) < limit:
-            if read < len(prompt):
-                step = next_step(len(prompt), read, runner.step_tokens(state))
-                chosen = runner.prefill(state, step.start, step.stop)
-                read = step.stop
-            else:
-                chosen = runner.decode(state)
-            if chosen is None:
-                continue
-            if runner.is_end(chosen.token):
+        for token in islice(answer_tokens(runner, state, len(prompt)), limit):
+            if runner.is_end(token):
                 return tokenizer().decode(tokens), True
-            tokens.append(chosen.token)
+            tokens.append(token)
         return tokenizer().decode(tokens), False
     finally:
         runner.finish(state)

@@ -37,6 +37,7 @@ from backburner.transport.memory import memory_pair
 from backburner.transport.tcp import connect_unsecured, listen_unsecured
 from backburner.worker import server as worker_server
 from backburner.worker.server import WorkerServer
+from tests.host import port_of, running, until
 from tests.transport_helpers import same
 
 LONG_S = 20.0
@@ -65,32 +66,11 @@ def paired(host: KeyStore, worker: KeyStore) -> None:
 @contextmanager
 def working(store: KeyStore):
     """A worker that lets in whom the store trusts, on a free port."""
-    server = WorkerServer(
-        listen_unsecured("127.0.0.1", 0),
-        NumpyEngine(),
-        2**28,
-        "test",
-        ("numpy",),
-        doorkeeper=secure.doorkeeper(store),
-    )
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    listener, check = listen_unsecured("127.0.0.1", 0), secure.doorkeeper(store)
+    with running(
+        WorkerServer(listener, NumpyEngine(), 2**28, "test", ("numpy",), doorkeeper=check)
+    ) as server:
         yield server
-    finally:
-        server.close()
-        thread.join(5)
-
-
-def until(condition, timeout_s: float = LONG_S) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.01)
-
-
-def port_of(server: WorkerServer) -> int:
-    return int(server.address.rpartition(":")[2])
 
 
 def reach(server: WorkerServer, store: KeyStore) -> Link:
@@ -523,7 +503,7 @@ def test_of_many_paired_machines_each_is_known(tmp_path) -> None:
     with working(worker) as server:
         for host in hosts:
             reach(server, host).close()
-            until(lambda: server._serving is None)
+            until(lambda: server._serving is None, LONG_S)
         worker.forget("the host-2")
         with pytest.raises(NotPaired, match="does not know"):
             reach(server, hosts[1])
@@ -615,7 +595,7 @@ def test_a_recorded_connection_cannot_be_played_again(keys, monkeypatch) -> None
         channel.send([hello_bytes()], soon())
         assert channel.recv_into(memoryview(bytearray(4096)), soon())
         channel.close()
-        until(lambda: server._serving is None)
+        until(lambda: server._serving is None, LONG_S)
         seen = []
         monkeypatch.setattr(worker_server, "Session", lambda *a: seen.append(a))
         said = answered(server, recorder.sent)
@@ -699,7 +679,7 @@ def test_strangers_who_wait_do_not_keep_a_paired_host_out(keys, monkeypatch) -> 
         link = reach(server, keys["host"])
         assert server._unproven  # they wait still
         link.close()
-        until(lambda: not server._unproven)  # the deadline
+        until(lambda: not server._unproven, LONG_S)  # the deadline
         for sock in silent:
             sock.settimeout(LONG_S)
             with contextlib.suppress(ConnectionResetError):

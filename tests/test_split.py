@@ -9,7 +9,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from backburner.config import SPLIT_MIN_TOKENS
@@ -35,7 +34,7 @@ from backburner.worker.server import WorkerServer
 from backburner.worker.tail import Tail
 from benchmarks.models import SMALL, write_small
 from tests.crossing import of, watched
-from tests.host import generate, generate_with_state, host, link_to, long_prompt, serving, until
+from tests.host import Answer, generate, generate_with_state, host, link_to, long_prompt, same, serving, until
 
 PAGE = 64
 WIDE = 100_000  # a window that nothing leaves
@@ -46,8 +45,6 @@ TOKENS = 3
 PROMPT = long_prompt() * 4
 # As if the user went on: none of these tokens follows the same one in PROMPT.
 OTHER = [t ^ 1 for t in PROMPT]
-
-Answer = tuple[list[int], list[np.ndarray]]
 
 
 @lru_cache(maxsize=64)
@@ -60,12 +57,6 @@ def check(runner: ModelRunner, prompt: list[int], **options: Any) -> Sequence:
     tokens, logits, state = generate_with_state(runner, prompt, TOKENS, **options)
     same((tokens, logits), alone(tuple(prompt)))
     return state
-
-
-def same(found: Answer, expected: Answer) -> None:
-    assert found[0] == expected[0]
-    for n, (a, b) in enumerate(zip(found[1], expected[1], strict=True)):
-        assert np.array_equal(a, b), f"logits of token {n}"
 
 
 @pytest.fixture(scope="module")

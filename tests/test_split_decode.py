@@ -12,7 +12,6 @@ import pytest
 from backburner.attention.select import make_engine
 from backburner.engine import split_decode
 from backburner.engine.request import GenerationRequest, SamplingParams
-from backburner.engine.scheduler import Prefill, next_step
 from backburner.engine.split_decode import SplitDecodeRunner
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import WorkerLost
@@ -21,14 +20,17 @@ from backburner.model.load import TINY, LoadedModel, Part, load, read_config
 from backburner.transport.link import Link
 from backburner.transport.messages import Message, TailAck, TailChunk
 from backburner.worker.server import WorkerServer
+from benchmarks.answer import answer_tokens
 from tests.crossing import of, watched
 from tests.host import (
     BEST_ENGINE,
+    Answer,
     generate,
     generate_with_state,
     host,
     link_to,
     long_prompt,
+    same,
     serving,
     tokenizer,
     until,
@@ -42,8 +44,6 @@ MODEL = ("tiny", TINY)
 PROMPT = (long_prompt() * 4)[:1400]
 TOKENS = 8
 STEPS = 6 + TOKENS - 1  # ubatches of the prompt, the last of which gives the first token
-
-Answer = tuple[list[int], list[np.ndarray]]
 
 
 @lru_cache
@@ -92,10 +92,7 @@ def write(
 
 def check(runner: SplitDecodeRunner, prompt: list[int], **options: Callable[[int], None]) -> int:
     tokens, logits, began = write(runner, prompt, **options)
-    expected = alone(tuple(prompt))
-    assert tokens == expected[0]
-    for n, (a, b) in enumerate(zip(logits, expected[1], strict=True)):
-        assert np.array_equal(a, b), f"logits of token {n}"
+    same((tokens, logits), alone(tuple(prompt)))
     return began
 
 
@@ -128,16 +125,7 @@ def test_logits_are_the_bits_of_a_host_that_has_all_layers(
 def through(runner: Any, prompt: list[int], sampling: SamplingParams) -> list[int]:
     """Tokens as the engine would get them, sampled by the runner."""
     state = runner.start(GenerationRequest("test", tuple(prompt), TOKENS, sampling))
-    read, tokens = runner.read_from(state), []
-    while len(tokens) < TOKENS:
-        step = next_step(len(prompt), read, runner.step_tokens(state))
-        if isinstance(step, Prefill):
-            chosen = runner.prefill(state, step.start, step.stop)
-            read = step.stop
-        else:
-            chosen = runner.decode(state)
-        if chosen is not None:
-            tokens.append(chosen.token)
+    tokens = list(itertools.islice(answer_tokens(runner, state, len(prompt)), TOKENS))
     runner.finish(state)
     return tokens
 

@@ -2,16 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fastapi import Request, Response
-from pydantic import ValidationError
 
 from backburner.api.answer import respond
 from backburner.api.body import parse_object, read_body
-from backburner.api.errors import from_validation
-from backburner.api.format import Choice, DataFrames, Envelope, Usage
+from backburner.api.format import Choice, ChoicesFormat, Envelope
 from backburner.api.logprobs import ContentTokens, chat_logprobs
 from backburner.api.parsing.parser import Parser
 from backburner.api.parsing.pieces import (
@@ -23,14 +21,11 @@ from backburner.api.parsing.pieces import (
     ToolCallStart,
     join,
 )
-from backburner.api.prompt import check_model, choices_of
+from backburner.api.prompt import choices_of, validated
 from backburner.api.schemas import ChatBody, refuse_unsupported
 from backburner.api.settings import Api
 from backburner.api.turn import Turn, chat_turn
 from backburner.engine.request import Delta, Finished, GenerationRequest, PromptLogprobs, TokenLogprob
-
-WHOLE = "chat.completion"
-CHUNK = "chat.completion.chunk"
 
 
 async def chat_completions(api: Api, request: Request) -> Response:
@@ -38,18 +33,14 @@ async def chat_completions(api: Api, request: Request) -> Response:
     envelope = Envelope.new("chatcmpl", api.settings.model_id)
     # Parsing, rendering and tokenising a long prompt takes seconds; other clients must not wait for it.
     body, turn, generations = await asyncio.to_thread(_prepare, api, raw, envelope.id)
-    kind = ChatFormat(envelope, turn, body.includes_usage, bool(body.logprobs))
+    kind = ChatFormat(envelope, body.includes_usage, turn, bool(body.logprobs))
     return await respond(api, request, bool(body.stream), generations, kind)
 
 
 def _prepare(api: Api, raw: bytes, request_id: str) -> tuple[ChatBody, Turn, list[GenerationRequest]]:
     fields = parse_object(raw)
     refuse_unsupported(fields)
-    try:
-        body = ChatBody.model_validate(fields)
-    except ValidationError as e:
-        raise from_validation(e) from e
-    check_model(api.settings, body.model)
+    body = validated(api, fields, ChatBody)
     turn = chat_turn(api, body)
     return body, turn, choices_of(api, body, request_id, turn, body.n or 1)
 
@@ -157,24 +148,12 @@ class ChatChoice:
 
 
 @dataclass(slots=True)
-class ChatFormat(DataFrames):
-    envelope: Envelope
+class ChatFormat(ChoicesFormat):
+    whole_kind: ClassVar[str] = "chat.completion"
+    chunk_kind: ClassVar[str] = "chat.completion.chunk"
+
     turn: Turn
-    includes_usage: bool
     logprobs: bool
-    choices: list[Choice] = field(default_factory=list)
 
     def choice(self, index: int) -> Choice:
-        return ChatChoice(
-            index,
-            self.turn.parser(),
-            self.logprobs,
-            lambda choice: self.envelope.chunk(CHUNK, choice, self.includes_usage),
-        )
-
-    def ending(self, usage: Usage) -> Iterable[dict[str, Any]]:
-        if self.includes_usage:
-            yield self.envelope.usage_chunk(CHUNK, usage)
-
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
-        return self.envelope.whole(WHOLE, [choice.whole() for choice in choices], usage)
+        return ChatChoice(index, self.turn.parser(), self.logprobs, self.chunk)

@@ -4,22 +4,18 @@ import asyncio
 import codecs
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import Request, Response
-from pydantic import ValidationError
 
 from backburner.api.answer import respond
 from backburner.api.body import parse_object, read_body
-from backburner.api.errors import from_validation
-from backburner.api.format import Choice, DataFrames, Envelope, Usage
+from backburner.api.format import Choice, ChoicesFormat, Envelope
 from backburner.api.logprobs import TextLogprobs, joined
-from backburner.api.prompt import another, check_model, completion_prompts, generation_request
+from backburner.api.prompt import another, completion_prompts, generation_request, validated
 from backburner.api.schemas import CompletionBody, refuse_unsupported
 from backburner.api.settings import Api
 from backburner.engine.request import Delta, Finished, GenerationRequest, PromptLogprobs, TokenLogprob
-
-KIND = "text_completion"  # of whole answers and chunks alike
 
 
 async def completions(api: Api, request: Request) -> Response:
@@ -36,11 +32,7 @@ def _prepare(
     """The body, a request for each choice of each prompt, and what each choice begins with."""
     fields = parse_object(raw)
     refuse_unsupported(fields)
-    try:
-        body = CompletionBody.model_validate(fields)
-    except ValidationError as e:
-        raise from_validation(e) from e
-    check_model(api.settings, body.model)
+    body = validated(api, fields, CompletionBody)
     generations: list[GenerationRequest] = []
     echoes: list[str] = []
     scores_prompt = bool(body.echo) and body.logprobs is not None
@@ -109,23 +101,12 @@ class CompletionChoice:
 
 
 @dataclass(slots=True)
-class CompletionFormat(DataFrames):
-    envelope: Envelope
-    includes_usage: bool
+class CompletionFormat(ChoicesFormat):
+    whole_kind: ClassVar[str] = "text_completion"
+    chunk_kind: ClassVar[str] = "text_completion"
+
     echoes: Sequence[str]  # by choice
     top: int | None
 
     def choice(self, index: int) -> Choice:
-        return CompletionChoice(
-            index,
-            self.echoes[index],
-            self.top,
-            lambda choice: self.envelope.chunk(KIND, choice, self.includes_usage),
-        )
-
-    def ending(self, usage: Usage) -> Iterable[dict[str, Any]]:
-        if self.includes_usage:
-            yield self.envelope.usage_chunk(KIND, usage)
-
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
-        return self.envelope.whole(KIND, [choice.whole() for choice in choices], usage)
+        return CompletionChoice(index, self.echoes[index], self.top, self.chunk)

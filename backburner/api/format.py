@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from starlette.responses import Response
 
@@ -133,14 +133,31 @@ class Format(Protocol):
         ...
 
 
-class DataFrames:
-    """The part of a Format that all of OpenAI's older endpoints share: unnamed events, [DONE] at the end."""
+@dataclass(slots=True)
+class ChoicesFormat:
+    """What a Format of OpenAI's older endpoints is but for its choices: unnamed events, [DONE] at the end."""
 
-    done = b"data: [DONE]\n\n"
-    keep_alive: bytes | None = None
+    whole_kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    done: ClassVar[bytes] = b"data: [DONE]\n\n"
+    keep_alive: ClassVar[bytes | None] = None
+
+    envelope: Envelope
+    includes_usage: bool
 
     def beginning(self) -> Iterable[dict[str, Any]]:
         return ()
+
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """A choice's JSON in its envelope."""
+        return self.envelope.chunk(self.chunk_kind, choice, self.includes_usage)
+
+    def ending(self, usage: Usage) -> Iterable[dict[str, Any]]:
+        if self.includes_usage:
+            yield self.envelope.usage_chunk(self.chunk_kind, usage)
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+        return self.envelope.whole(self.whole_kind, [choice.whole() for choice in choices], usage)
 
     def frame(self, value: dict[str, Any]) -> bytes:
         return data_frame(value)

@@ -1,16 +1,19 @@
-"""From a validated body to a GenerationRequest: model name, template, tokens, limits. Blocking."""
+"""From a request's fields to a GenerationRequest: body, model name, template, tokens, limits. Blocking."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from backburner.api.errors import ApiError, InvalidRequestError, context_exceeded
-from backburner.api.schemas import ChatBody, CompletionBody, GenerationBody
+from pydantic import ValidationError
+
+from backburner.api.errors import ApiError, InvalidRequestError, context_exceeded, from_validation
+from backburner.api.schemas import ChatBody, CompletionBody, GenerationBody, ModelBody
 from backburner.api.settings import Api, ApiSettings
 from backburner.api.turn import Turn
 from backburner.engine.request import GenerationRequest, SamplingParams
 
 T = TypeVar("T")
+B = TypeVar("B", bound=ModelBody)
 
 
 def served_names(settings: ApiSettings) -> set[str]:
@@ -27,6 +30,16 @@ def check_model(settings: ApiSettings, name: str | None) -> None:
             code="model_not_found",
             param="model",
         )
+
+
+def validated(api: Api, fields: dict[str, Any], kind: type[B]) -> B:
+    """A request's fields as a body of this kind, for the served model."""
+    try:
+        body = kind.model_validate(fields)
+    except ValidationError as e:
+        raise from_validation(e) from e
+    check_model(api.settings, body.model)
+    return body
 
 
 def completion_prompts(api: Api, body: CompletionBody) -> list[list[int]]:

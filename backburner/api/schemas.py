@@ -73,6 +73,12 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
+class ModelBody(Body):
+    """A whole request's; one that names no model means the one that is served."""
+
+    model: str | None = None
+
+
 class FunctionCall(Body):
     name: str
     arguments: Any = None
@@ -152,10 +158,9 @@ def _biases(bias: object) -> object:
     return tuple(pairs)
 
 
-class GenerationBody(Body):
+class GenerationBody(ModelBody):
     """What chat and text completions have in common."""
 
-    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)

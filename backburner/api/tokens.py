@@ -6,21 +6,20 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
 from backburner.api.body import parse_object, read_body
-from backburner.api.errors import InvalidRequestError, from_validation
-from backburner.api.prompt import check_model
-from backburner.api.schemas import Body, ChatBody
+from backburner.api.errors import InvalidRequestError
+from backburner.api.prompt import validated
+from backburner.api.schemas import ChatBody, ModelBody
 from backburner.api.settings import Api
 from backburner.api.turn import chat_turn
 from backburner.engine.text import token_bytes
 
 
-class TokenizeBody(Body):
+class TokenizeBody(ModelBody):
     """`content` is llama-server's, `prompt` vLLM's; with `messages` the body is a chat's."""
 
-    model: str | None = None
     content: str | None = None
     prompt: str | None = None
     messages: Any = None
@@ -42,8 +41,7 @@ class TokenizeBody(Body):
         return self
 
 
-class DetokenizeBody(Body):
-    model: str | None = None
+class DetokenizeBody(ModelBody):
     tokens: list[int]
 
 
@@ -68,11 +66,7 @@ async def _answered(
 
 
 def _tokenize(api: Api, fields: dict[str, Any]) -> dict[str, Any]:
-    try:
-        body = TokenizeBody.model_validate(fields)
-    except ValidationError as e:
-        raise from_validation(e) from e
-    check_model(api.settings, body.model)
+    body = validated(api, fields, TokenizeBody)
     if body.messages is not None:
         tokens = api.tokenizer.encode(_rendered(api, fields), add_special_tokens=False)
     elif body.prompt is not None:
@@ -99,11 +93,7 @@ def _piece(api: Api, token: int) -> str | list[int]:
 
 
 def _detokenize(api: Api, fields: dict[str, Any]) -> dict[str, Any]:
-    try:
-        body = DetokenizeBody.model_validate(fields)
-    except ValidationError as e:
-        raise from_validation(e) from e
-    check_model(api.settings, body.model)
+    body = validated(api, fields, DetokenizeBody)
     vocabulary = len(api.tokenizer)
     if any(not 0 <= token < vocabulary for token in body.tokens):
         raise InvalidRequestError(f"a token id is outside [0, {vocabulary})", param="tokens")
@@ -117,9 +107,5 @@ def _apply_template(api: Api, fields: dict[str, Any]) -> dict[str, Any]:
 
 def _rendered(api: Api, fields: dict[str, Any]) -> str:
     """What the model would be given for the same chat request."""
-    try:
-        body = ChatBody.model_validate(fields)
-    except ValidationError as e:
-        raise from_validation(e) from e
-    check_model(api.settings, body.model)
+    body = validated(api, fields, ChatBody)
     return chat_turn(api, body).text

@@ -69,12 +69,7 @@ def greet(
         engine=engine,
     )
     try:
-        welcome = link.exchange(hello, timeout_s)
-        if welcome.protocol != PROTOCOL_VERSION:
-            raise Mismatch(
-                f"the worker {welcome.name} ({welcome.software}) speaks protocol {welcome.protocol}, "
-                f"this host (backburner {__version__}) {PROTOCOL_VERSION}; install the same version on both."
-            )
+        welcome = link.greet(hello, timeout_s)
         if welcome.pairing != "none":
             raise Mismatch(
                 f"the worker {welcome.name} asks for pairing ({welcome.pairing}), which this host does not know."

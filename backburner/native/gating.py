@@ -1,14 +1,13 @@
 """Opens the C part of gated products (SwiGLU and the attention gate) with ctypes and gives it types."""
 
 import ctypes
-import functools
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from backburner.native.library import open_part
+from backburner.native.library import Part
 
 Floats = npt.NDArray[np.float32]
 
@@ -33,24 +32,12 @@ class GatingKernels:
         return out
 
 
-def load_gating() -> GatingKernels | None:
-    """The C part, opened once for the process; None if it is missing, and why_missing() says why."""
-    loaded = _load()
-    return loaded if isinstance(loaded, GatingKernels) else None
-
-
-def why_missing() -> str:
-    """Why load_gating() gives None; empty if it does not."""
-    loaded = _load()
-    return loaded if isinstance(loaded, str) else ""
-
-
-@functools.cache
-def _load() -> GatingKernels | str:
-    library = open_part("_gating")
-    if isinstance(library, str):
-        return library
+def _typed(library: ctypes.CDLL) -> GatingKernels:
     for function in (library.bb_swiglu, library.bb_sigmoid_gate):
         function.argtypes = [ctypes.c_int64, *(ctypes.c_void_p,) * 3]
         function.restype = None
     return GatingKernels(library)
+
+
+_PART = Part("_gating", _typed)
+load_gating, why_missing = _PART.load, _PART.why_missing

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backburner.native.library import open_part
+from backburner.native.library import Part
 
 _DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
@@ -87,23 +87,7 @@ class Kernels:
         return int(self.library.bb_read(words.ctypes.data, words.size))
 
 
-def load_kernels() -> Kernels | None:
-    """The kernels, opened once for the process; None if they are missing, and why_missing() says why."""
-    loaded = _load()
-    return loaded if isinstance(loaded, Kernels) else None
-
-
-def why_missing() -> str:
-    """Why load_kernels() gives None; empty if it does not."""
-    loaded = _load()
-    return loaded if isinstance(loaded, str) else ""
-
-
-@functools.cache
-def _load() -> Kernels | str:
-    library = open_part("_kernels")
-    if isinstance(library, str):
-        return library
+def _typed(library: ctypes.CDLL) -> Kernels:
     pointer, int64 = ctypes.c_void_p, ctypes.c_int64
     geometry = ctypes.POINTER(_Geometry)
     library.bb_page_bytes.argtypes = [geometry]
@@ -121,3 +105,7 @@ def _load() -> Kernels | str:
     library.bb_read.restype = ctypes.c_uint64
     library.bb_isa.restype = ctypes.c_char_p
     return Kernels(isa=library.bb_isa().decode(), library=library)
+
+
+_PART = Part("_kernels", _typed)
+load_kernels, why_missing = _PART.load, _PART.why_missing

@@ -1,11 +1,10 @@
 """Opens the C part of a recurrent layer (all of it between the projections) with ctypes and gives it types."""
 
 import ctypes
-import functools
 from dataclasses import dataclass
 from typing import Any
 
-from backburner.native.library import open_part
+from backburner.native.library import Part
 
 # Heads are read a vector at a time, the widest of which has 16 floats.
 HEAD_DIM_MULTIPLE = 16
@@ -67,26 +66,14 @@ class RecurrentKernel:
             raise MemoryError("no memory for the recurrent layer's scratch space")
 
 
-def load_recurrent() -> RecurrentKernel | None:
-    """The C part, opened once for the process; None if it is missing, and why_missing() says why."""
-    loaded = _load()
-    return loaded if isinstance(loaded, RecurrentKernel) else None
-
-
-def why_missing() -> str:
-    """Why load_recurrent() gives None; empty if it does not."""
-    loaded = _load()
-    return loaded if isinstance(loaded, str) else ""
-
-
-@functools.cache
-def _load() -> RecurrentKernel | str:
-    library = open_part("_recurrent")
-    if isinstance(library, str):
-        return library
+def _typed(library: ctypes.CDLL) -> RecurrentKernel:
     pointer, int64 = ctypes.c_void_p, ctypes.c_int64
     library.bb_recurrent.argtypes = [ctypes.POINTER(CLayer), int64, *(pointer,) * 7]
     library.bb_recurrent.restype = ctypes.c_int
     library.bb_isa.restype = ctypes.c_char_p
     library.bb_recurrent_max_taps.restype = int64
     return RecurrentKernel(library.bb_isa().decode(), int(library.bb_recurrent_max_taps()), library)
+
+
+_PART = Part("_recurrent", _typed)
+load_recurrent, why_missing = _PART.load, _PART.why_missing

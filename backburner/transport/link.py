@@ -9,7 +9,7 @@ from typing import overload
 
 import numpy as np
 
-from backburner.errors import LinkClosed, LinkTimeout, ProtocolError, remote_error
+from backburner.errors import LinkClosed, LinkTimeout, Mismatch, ProtocolError, remote_error
 from backburner.transport import messages as m
 from backburner.transport.channel import Channel
 from backburner.transport.connection import CONNECTION_BODY_MAX, TIMEOUT_S, Connection
@@ -116,6 +116,16 @@ class Link(Connection):
     def exchange(self, request: m.Message, timeout_s: float | None = None) -> m.Message:
         """Sends a request and waits for its reply."""
         return self.wait(self.post(request), timeout_s)
+
+    def greet(self, hello: m.Hello, timeout_s: float | None = None) -> m.Welcome:
+        """Says Hello. Raises Mismatch if the worker speaks another protocol."""
+        welcome = self.exchange(hello, timeout_s)
+        if welcome.protocol != hello.protocol:
+            raise Mismatch(
+                f"the worker {welcome.name} ({welcome.software}) speaks protocol {welcome.protocol}, "
+                f"this host ({hello.software}) {hello.protocol}; install the same version on both."
+            )
+        return welcome
 
     def measure(self) -> LinkSpeed:
         """Times Pings, small and large; the planner reads the result from `speed`."""

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def python_with(config: pytest.Config, requirement: str) -> Path:
     return python
 
 
-def node_with(config: pytest.Config, *packages: str) -> Path:
+def _node_with(config: pytest.Config, *packages: str) -> Path:
     """A folder whose scripts can import the packages."""
     for tool in ("node", "npm"):
         if shutil.which(tool) is None:
@@ -59,6 +60,16 @@ def node_with(config: pytest.Config, *packages: str) -> Path:
     npm = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=1"]
     _install(folder, " ".join(packages), [*npm, *packages])
     return folder
+
+
+def observe_node(
+    config: pytest.Config, script: str, packages: Sequence[str], *arguments: object
+) -> dict[str, Any]:
+    """What one of our scripts tells of the packages."""
+    folder = _node_with(config, *packages)
+    copy = folder / "play.mjs"  # node looks for packages beside the script
+    copy.write_text((SCRIPTS / script).read_text())
+    return observe(["node", str(copy)], folder, *arguments)
 
 
 def observe(command: list[str], cwd: Path, *arguments: object) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What the scripted server answers: a word in the prompt chooses, so that one server does for all clients."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from backburner.engine.request import GenerationRequest
@@ -18,6 +19,9 @@ BREAKS = "PLAY:breaks"  # after three tokens
 DEFECT = "PLAY:defect"  # before the first token, as a defect
 LOST = "PLAY:lost"  # before the first token, as a lost worker
 OVERFLOW = "word " * 5000  # of 4,096 tokens
+
+# What every script of foreign.py is told to say.
+SAY: dict[str, Any] = {"calls": CALLS, "thinks": THINKS, "breaks": BREAKS, "lost": LOST, "overflow": OVERFLOW}
 
 CALL_ARGUMENTS: list[dict[str, Any]] = [{"city": "Köln", "code": 'a "b"\n  c'}, {"city": "Oslo", "days": 2}]
 RESULT = "It rains in both."
@@ -53,6 +57,12 @@ def completion_tokens() -> int:
     return len(says(TEXT).tokens)
 
 
-def forecast(city: str, days: int = 1, code: str = "") -> str:
-    """The weather to come."""
-    return f"rain in {city} for {days} days {code}"
+def forecast_into(called: list[dict[str, Any]]) -> Callable[..., str]:
+    """The function of TOOLS as clients run it; `called` gets the arguments of each call."""
+
+    def forecast(city: str, days: int | None = None, code: str | None = None) -> str:
+        """The weather to come."""
+        called.append({k: v for k, v in (("city", city), ("days", days), ("code", code)) if v is not None})
+        return "rain"
+
+    return forecast

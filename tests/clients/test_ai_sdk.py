@@ -5,18 +5,14 @@ from typing import Any
 
 import pytest
 
-from tests.clients.foreign import SCRIPTS, node_with, observe
+from tests.clients.foreign import observe_node
 from tests.clients.plays import (
-    BREAKS,
     CALL_ARGUMENTS,
-    CALLS,
     CONCLUSION,
     GONE,
-    LOST,
-    OVERFLOW,
+    SAY,
     SCHEMA,
     TEXT,
-    THINKS,
     THOUGHT,
     completion_tokens,
 )
@@ -28,19 +24,8 @@ PACKAGES = ("@ai-sdk/openai-compatible@2.0.92", "ai@6.0.326")
 
 @pytest.fixture(scope="module")
 def found(request: pytest.FixtureRequest, scripted_url: str, tiny_url: str) -> dict[str, Any]:
-    folder = node_with(request.config, *PACKAGES)
-    script = folder / "play.mjs"
-    script.write_text((SCRIPTS / "ai_sdk.mjs").read_text())
-    case = {
-        "calls": CALLS,
-        "schema": SCHEMA,
-        "thinks": THINKS,
-        "breaks": BREAKS,
-        "lost": LOST,
-        "overflow": OVERFLOW,
-        "messages": messages(2),
-    }
-    return observe(["node", str(script)], folder, scripted_url, tiny_url, json.dumps(case))
+    case = json.dumps(SAY | {"schema": SCHEMA, "messages": messages(2)})
+    return observe_node(request.config, "ai_sdk.mjs", PACKAGES, scripted_url, tiny_url, case)
 
 
 def test_whole_and_streamed_answers(found: dict[str, Any]) -> None:

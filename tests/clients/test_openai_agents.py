@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.plays import CALL_ARGUMENTS, CALLS, GONE, LOST, RESULT
+from tests.clients.plays import CALL_ARGUMENTS, CALLS, GONE, LOST, RESULT, forecast_into
 
 agents = pytest.importorskip("agents")
 openai = pytest.importorskip("openai")
@@ -21,12 +21,12 @@ def model(kind: str, url: str, name: str):
 
 
 def tool(called: list[dict[str, Any]], name: str = "forecast"):
-    def forecast(city: str, days: int | None = None, code: str | None = None) -> str:
-        """Get the weather in a city."""
-        called.append({k: v for k, v in (("city", city), ("days", days), ("code", code)) if v is not None})
-        return "rain"
-
-    return agents.function_tool(forecast, name_override=name, strict_mode=False)
+    return agents.function_tool(
+        forecast_into(called),
+        name_override=name,
+        description_override="Get the weather in a city.",
+        strict_mode=False,
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

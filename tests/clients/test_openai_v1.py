@@ -7,16 +7,12 @@ import pytest
 
 from tests.clients.foreign import SCRIPTS, observe, python_with
 from tests.clients.plays import (
-    BREAKS,
     CALL_ARGUMENTS,
-    CALLS,
     CONCLUSION,
     DEFECT,
     GONE,
-    LOST,
-    OVERFLOW,
+    SAY,
     TEXT,
-    THINKS,
     THOUGHT,
     TOOLS,
     completion_tokens,
@@ -30,18 +26,9 @@ VERSION = "1.109.1"
 @pytest.fixture(scope="module")
 def found(request: pytest.FixtureRequest, scripted_url: str, tiny_url: str) -> dict[str, Any]:
     python = python_with(request.config, f"openai=={VERSION}")
-    case = {
-        "calls": CALLS,
-        "tools": TOOLS,
-        "thinks": THINKS,
-        "breaks": BREAKS,
-        "defect": DEFECT,
-        "lost": LOST,
-        "overflow": OVERFLOW,
-        "messages": messages(2),
-    }
     script = SCRIPTS / "openai_v1.py"
-    return observe([str(python), str(script)], SCRIPTS, scripted_url, tiny_url, json.dumps(case))
+    case = json.dumps(SAY | {"defect": DEFECT, "tools": TOOLS, "messages": messages(2)})
+    return observe([str(python), str(script)], SCRIPTS, scripted_url, tiny_url, case)
 
 
 def test_whole_and_streamed_answers(found: dict[str, Any]) -> None:

@@ -5,43 +5,28 @@ from typing import Any
 
 import pytest
 
-from tests.clients.foreign import SCRIPTS, node_with, observe
+from tests.clients.foreign import observe_node
 from tests.clients.plays import (
-    BREAKS,
     CALL_ARGUMENTS,
-    CALLS,
     CONCLUSION,
     GONE,
-    LOST,
-    OVERFLOW,
     RESULT,
+    SAY,
     SCHEMA,
     TEXT,
-    THINKS,
     THOUGHT,
     completion_tokens,
 )
 from tests.processes import FACT, QUESTION
 
 pytestmark = pytest.mark.clients
+PACKAGES = ("@mariozechner/pi-ai@0.73.1",)
 
 
 @pytest.fixture(scope="module")
 def found(request: pytest.FixtureRequest, scripted_url: str, tiny_url: str) -> dict[str, Any]:
-    folder = node_with(request.config, "@mariozechner/pi-ai@0.73.1")
-    script = folder / "play.mjs"
-    script.write_text((SCRIPTS / "pi.mjs").read_text())
-    case = {
-        "calls": CALLS,
-        "schema": SCHEMA,
-        "thinks": THINKS,
-        "breaks": BREAKS,
-        "lost": LOST,
-        "overflow": OVERFLOW,
-        "fact": FACT,
-        "question": QUESTION,
-    }
-    return observe(["node", str(script)], folder, scripted_url, tiny_url, json.dumps(case))
+    case = json.dumps(SAY | {"schema": SCHEMA, "fact": FACT, "question": QUESTION})
+    return observe_node(request.config, "pi.mjs", PACKAGES, scripted_url, tiny_url, case)
 
 
 def test_an_answer_and_its_usage(found: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """pydantic-ai: its agent's loop, whole and streamed, and its errors."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.clients.plays import (
     RESULT,
     TEXT,
     completion_tokens,
+    forecast_into,
 )
 from tests.processes import FACT, QUESTION
 
@@ -40,14 +42,8 @@ def test_an_answer_and_its_usage(scripted_url: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tool_loop(scripted_url: str, stream: bool) -> None:
-    called = []
-
-    def forecast(city: str, days: int | None = None, code: str | None = None) -> str:
-        """The weather to come."""
-        called.append({k: v for k, v in (("city", city), ("days", days), ("code", code)) if v is not None})
-        return "rain"
-
-    agent = ai.Agent(model(scripted_url, "tiny-qwen"), tools=[forecast])
+    called: list[dict[str, Any]] = []
+    agent = ai.Agent(model(scripted_url, "tiny-qwen"), tools=[forecast_into(called)])
     parts = []
 
     async def handler(_context, events) -> None:

@@ -5,16 +5,14 @@ from typing import TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
 
 from backburner.api.answer import respond
 from backburner.api.body import parse_object, read_body
-from backburner.api.errors import from_validation
 from backburner.api.messages.conversation import as_chat
 from backburner.api.messages.format import Head, MessagesFormat
 from backburner.api.messages.identity import new_message_id, new_request_id
 from backburner.api.messages.schemas import InputBody, MessagesBody, refuse_unkept
-from backburner.api.prompt import check_model, choices_of
+from backburner.api.prompt import choices_of, validated
 from backburner.api.settings import Api
 from backburner.api.turn import chat_turn
 from backburner.engine.request import GenerationRequest
@@ -39,7 +37,7 @@ async def count_tokens(api: Api, request: Request) -> Response:
 
 
 def _prepare(api: Api, raw: bytes) -> tuple[MessagesBody, Head, GenerationRequest]:
-    body = _validated(api, raw, MessagesBody)
+    body = _read(api, raw, MessagesBody)
     chat = as_chat(body)
     turn = chat_turn(api, chat)
     message_id = new_message_id()
@@ -56,16 +54,11 @@ def _prepare(api: Api, raw: bytes) -> tuple[MessagesBody, Head, GenerationReques
 
 
 def _count(api: Api, raw: bytes) -> int:
-    turn = chat_turn(api, as_chat(_validated(api, raw, InputBody)))
+    turn = chat_turn(api, as_chat(_read(api, raw, InputBody)))
     return len(api.tokenizer.encode(turn.text, add_special_tokens=False))
 
 
-def _validated(api: Api, raw: bytes, kind: type[B]) -> B:
+def _read(api: Api, raw: bytes, kind: type[B]) -> B:
     fields = parse_object(raw)
     refuse_unkept(fields)
-    try:
-        body = kind.model_validate(fields)
-    except ValidationError as e:
-        raise from_validation(e) from e
-    check_model(api.settings, body.model)
-    return body
+    return validated(api, fields, kind)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from backburner.api.errors import unsupported
-from backburner.api.schemas import Body, Stops, schema_text
+from backburner.api.schemas import Body, ModelBody, Stops, schema_text
 
 
 class InputMessage(Body):
@@ -74,10 +74,9 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class InputBody(Body):
+class InputBody(ModelBody):
     """What is read by the model: all that counting tokens needs."""
 
-    model: str | None = None
     system: Any = None
     messages: list[InputMessage] = Field(min_length=1)
     tools: list[Annotated[Tool, BeforeValidator(_refuse_server_tool)]] | None = None

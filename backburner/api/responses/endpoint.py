@@ -5,13 +5,12 @@ import time
 from typing import Any
 
 from fastapi import Request, Response
-from pydantic import ValidationError
 
 from backburner.api.answer import respond
 from backburner.api.body import parse_object, read_body
-from backburner.api.errors import ApiError, from_validation
+from backburner.api.errors import ApiError
 from backburner.api.format import new_id
-from backburner.api.prompt import check_model, choices_of
+from backburner.api.prompt import choices_of, validated
 from backburner.api.responses.envelope import ResponseEnvelope
 from backburner.api.responses.format import ResponsesFormat
 from backburner.api.responses.items import messages_of
@@ -52,11 +51,7 @@ def stored_response(response_id: str) -> Response:
 def _prepare(api: Api, raw: bytes, response_id: str) -> tuple[ResponsesBody, Turn, GenerationRequest]:
     fields = parse_object(raw)
     refuse_unkept(fields)
-    try:
-        body = ResponsesBody.model_validate(fields)
-    except ValidationError as e:
-        raise from_validation(e) from e
-    check_model(api.settings, body.model)
+    body = validated(api, fields, ResponsesBody)
     chat = as_chat(body)
     try:
         turn = chat_turn(api, chat)
