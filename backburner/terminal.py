@@ -112,7 +112,7 @@ class StartReport:
         console.print(EXAMPLE.format(url=url, model=model), soft_wrap=True, markup=False)
         if embedded:
             console.print(
-                "   `tiny` is a demonstration model of 4 million parameters; --model serves a real one. Ask it:",
+                "   `tiny` is a demonstration model of 5.6 million parameters; --model serves a real one. Ask it:",
                 soft_wrap=True,
             )
             for question in TINY_QUESTIONS:

@@ -31,6 +31,10 @@ ENGINES = ["native", "numpy", "mlx"] if load_kernels() else ["numpy", "mlx"]
 BEST_ENGINE = ENGINES[0]
 
 
+LAYERS: int = read_config(TINY)["num_hidden_layers"]
+ATTENTION = tuple(range(3, LAYERS, 4))  # three recurrent layers before each
+
+
 @lru_cache
 def tiny() -> LoadedModel:
     return load("tiny", TINY)

@@ -34,12 +34,23 @@ from backburner.worker.server import WorkerServer
 from backburner.worker.tail import Tail
 from benchmarks.models import SMALL, write_small
 from tests.crossing import of, watched
-from tests.host import Answer, generate, generate_with_state, host, link_to, long_prompt, same, serving, until
+from tests.host import (
+    ATTENTION,
+    LAYERS,
+    Answer,
+    generate,
+    generate_with_state,
+    host,
+    link_to,
+    long_prompt,
+    same,
+    serving,
+    until,
+)
 
 PAGE = 64
 WIDE = 100_000  # a window that nothing leaves
 SEAM = 4
-ATTENTION = (3, 7)
 MODEL = ("tiny", TINY)
 TOKENS = 3
 PROMPT = long_prompt() * 4
@@ -85,12 +96,12 @@ def note_of(runner: ModelRunner) -> str:
 # -- where and how long -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seam", range(1, 8))
+@pytest.mark.parametrize("seam", range(1, LAYERS))
 def test_a_read_split_at_any_seam_gives_the_bits_of_the_host_alone(worker: WorkerServer, seam: int) -> None:
     with host(lambda: link_to(worker), split_layer=seam, window_tokens=WIDE) as runner:
         check(runner, PROMPT[:789])
         assert seam_of(runner) == seam
-        assert runner.workers[0].tail_layers == (seam, 8)
+        assert runner.workers[0].tail_layers == (seam, LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +173,9 @@ def test_after_an_edit_the_rows_are_cut_and_the_states_are_pushed(worker: Worker
         assert state.read_from == 768
         assert seam_of(runner) == SEAM
     assert not of(sent, PutRows), "the worker cut its own"
-    assert [(s.layer, s.position) for s in of(sent, PutState)] == [(4, 768), (5, 768), (6, 768)]
+    assert [(s.layer, s.position) for s in of(sent, PutState)] == [
+        (layer, 768) for layer in range(SEAM, LAYERS) if layer not in ATTENTION
+    ]
 
 
 def test_a_worker_that_was_started_anew_gets_rows_and_states_back() -> None:
@@ -188,8 +201,8 @@ def test_a_worker_that_was_started_anew_gets_rows_and_states_back() -> None:
         assert state.read_from == 512
         assert seam_of(runner) == SEAM
     assert sum(r.k.shape[1] for r in of(sent, PutRows)) == 512
-    assert {r.layer for r in of(sent, PutRows)} == {7}
-    assert {s.layer for s in of(sent, PutState)} == {4, 5, 6}
+    assert {r.layer for r in of(sent, PutRows)} == set(ATTENTION[1:])
+    assert {s.layer for s in of(sent, PutState)} == set(range(SEAM, LAYERS)) - set(ATTENTION)
 
 
 # -- past the window --------------------------------------------------------------------------------------------------
@@ -250,7 +263,8 @@ def test_the_second_half_asks_before_the_first_computes(
         if seam:  # one attention layer in the head
             assert what == ["ask", "ask", "compute", "compute"]
         else:
-            assert what == ["ask", "ask", "compute", "ask", "compute", "ask", "compute", "compute"]
+            between = (len(ATTENTION) - 1) * ["compute", "ask", "compute", "ask"]
+            assert what == ["ask", "ask", *between, "compute", "compute"]
 
 
 @pytest.mark.parametrize("seam", [0, SEAM])
@@ -340,7 +354,11 @@ def test_auto_takes_the_seam_that_measured_speeds_say(
         assert seam_of(runner) == expected
         assert (note_of(runner) == "") is (expected is not None)
         assert expected or "would not pay" in note_of(runner)
-    assert (asked[-1].layers, asked[-1].host_layer_us, asked[-1].worker_layer_us) == (8, 1000.0, worker_us)
+    assert (asked[-1].layers, asked[-1].host_layer_us, asked[-1].worker_layer_us) == (
+        LAYERS,
+        1000.0,
+        worker_us,
+    )
     assert asked[-1].link_us > 0
 
 

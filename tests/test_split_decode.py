@@ -24,6 +24,7 @@ from benchmarks.answer import answer_tokens
 from tests.crossing import of, watched
 from tests.host import (
     BEST_ENGINE,
+    LAYERS,
     Answer,
     generate,
     generate_with_state,
@@ -38,7 +39,6 @@ from tests.host import (
 from tests.processes import ask, serve, worker
 
 SEAM = 4
-LAYERS = 8
 PAGE = 64
 MODEL = ("tiny", TINY)
 PROMPT = (long_prompt() * 4)[:1400]

@@ -27,12 +27,10 @@ from backburner.worker.loopback import LoopbackWorker
 from backburner.worker.mirror import KEPT_MAX, Mirror, numpy_dtype
 from backburner.worker.server import WorkerServer
 from backburner.worker.tail import largest
-from tests.host import BEST_ENGINE, link_to, serving, tiny, until
+from tests.host import ATTENTION, BEST_ENGINE, LAYERS, link_to, serving, tiny, until
 
 PAGE = 32
 UBATCH = 24
-LAYERS = 8
-ATTENTION = (3, 7)
 MODEL = ("tiny", TINY)
 LONG = [UBATCH] * 4 + [17, 1, 1, 30]
 
@@ -351,7 +349,7 @@ def test_what_does_not_fit_the_model_is_refused_and_changes_nothing(link: Link) 
         m.TailOpen(1, 4, 9, False, b"", UBATCH, ()),
         m.TailOpen(1, 4, 4, False, b"", UBATCH, ()),
         m.TailOpen(1, 4, 6, True, b"", UBATCH, ()),
-        m.TailOpen(1, 4, 8, True, fingerprint(4), 2**31 - 1, ()),
+        m.TailOpen(1, 4, LAYERS, True, fingerprint(4), 2**31 - 1, ()),
     ):
         with pytest.raises(BadRequest):
             link.exchange(wrong)
@@ -597,7 +595,7 @@ def test_a_host_that_leaves_while_something_waits_leaves_a_worker_that_works(ser
 
 def test_only_the_layers_asked_for_are_in_memory() -> None:
     for part, others in (
-        (Part(4, 8, True), {"embed_tokens", "norm"}),
+        (Part(4, LAYERS, True), {"embed_tokens", "norm"}),
         (Part(5, 7, False), set()),
         (Part(0, 3, False), {"embed_tokens"}),
     ):
@@ -612,7 +610,13 @@ def test_only_the_layers_asked_for_are_in_memory() -> None:
 def test_a_layers_fingerprint_is_of_these_layers_alone() -> None:
     names = {
         fingerprint(first, stop, head)
-        for first, stop, head in ((0, 8, True), (4, 8, True), (4, 8, False), (5, 8, False), (4, 7, False))
+        for first, stop, head in (
+            (0, LAYERS, True),
+            (4, LAYERS, True),
+            (4, LAYERS, False),
+            (5, LAYERS, False),
+            (4, 7, False),
+        )
     }
     assert len(names) == 5
 

@@ -15,7 +15,7 @@ from backburner.transport.messages import Kind
 from backburner.transport.tcp import connect
 from backburner.worker.server import WorkerServer
 from tests.crossing import Counts, Meter
-from tests.host import generate, generate_with_state, host, long_prompt, port_of, serving, tiny
+from tests.host import ATTENTION, generate, generate_with_state, host, long_prompt, port_of, serving, tiny
 from tests.test_split_decode import split, write
 
 PROMPT = long_prompt() * 5
@@ -104,9 +104,15 @@ def test_a_split_read_sends_residuals_and_gets_rows_and_states_once() -> None:
             only(meter.sent, Kind.TAIL_OPEN, Kind.TAIL_REWIND, Kind.GET_STATE, Kind.TAIL_CHUNK)
             assert meter.sent.bodies(Kind.TAIL_CHUNK) == ubatches * [residual(UBATCH)]
             only(meter.received, Kind.TAIL_OPENED, Kind.OK, Kind.STATE_REPLY, Kind.TAIL_ACK)
-            # One attention layer; the last ubatch's rows come layer by layer, between the states.
-            assert meter.received.bodies(Kind.TAIL_ACK) == [*[rows(1, UBATCH)] * (ubatches - 1), 0]
-            assert meter.received.bodies(Kind.STATE_REPLY) == [*[state()] * 3, rows(1, UBATCH)]
+            # The last ubatch's rows come layer by layer, between the states.
+            assert meter.received.bodies(Kind.TAIL_ACK) == [
+                *[rows(len(ATTENTION) - 1, UBATCH)] * (ubatches - 1),
+                0,
+            ]
+            assert meter.received.bodies(Kind.STATE_REPLY) == (len(ATTENTION) - 1) * [
+                *[state()] * 3,
+                rows(1, UBATCH),
+            ]
 
 
 @pytest.mark.parametrize("seam", [0, SEAM])
@@ -127,7 +133,7 @@ def test_past_the_window_each_page_of_the_head_crosses_once_and_each_question_on
         (meter,) = meters
         meter.reset()
         generate_with_state(runner, prompt, 5, before_step=before_step)
-        (sent, received), layers = decoding[0], 1 if seam else 2
+        (sent, received), layers = decoding[0], 1 if seam else len(ATTENTION)
         # What is sent while decoding is in the other half of the counts.
         pages = sent.bodies(Kind.PUT_PAGE) + meter.sent.bodies(Kind.PUT_PAGE)
         copied = Residency(PAGE, 128).copy_target(len(prompt) + 3, len(prompt))
@@ -135,13 +141,13 @@ def test_past_the_window_each_page_of_the_head_crosses_once_and_each_question_on
         # Ubatches that find held pages ask for them, at the layers that run here; the last token does at all.
         asked = sent.bodies(Kind.ATTEND)
         assert set(asked) == {question(UBATCH), question(1)}
-        assert asked.count(question(1)) == 2, "the prompt's last ubatch is one token"
+        assert asked.count(question(1)) == len(ATTENTION), "the prompt's last ubatch is one token"
         assert received.bodies(Kind.PARTIAL_REPLY) == [
             partial(UBATCH if body == question(UBATCH) else 1) for body in asked
         ]
         # Decode: one question and one partial for each token and attention layer.
-        assert meter.sent.bodies(Kind.ATTEND) == 4 * 2 * [question(1)]
-        assert meter.received.bodies(Kind.PARTIAL_REPLY) == 4 * 2 * [partial(1)]
+        assert meter.sent.bodies(Kind.ATTEND) == 4 * len(ATTENTION) * [question(1)]
+        assert meter.received.bodies(Kind.PARTIAL_REPLY) == 4 * len(ATTENTION) * [partial(1)]
         meter.reset()
         generate(runner, prompt, 2)
         assert not meter.sent.frames[Kind.PUT_PAGE], "the worker has them"
@@ -160,12 +166,12 @@ def test_two_workers_get_each_question_once_and_one_of_them_the_others_fold() ->
         connects = [metered(one, meters), metered(two, meters)]
         with host(connects, window_tokens=128) as runner:
             generate_with_state(runner, prompt, 2, before_step=before_step)
-            first, second = meters
-            assert first.sent.bodies(Kind.ATTEND) == 2 * [question(1)]
-            assert second.sent.bodies(Kind.ATTEND_AHEAD) == 2 * [question(1)]
-            assert second.sent.bodies(Kind.FOLD_ONTO) == 2 * [partial(1)]
+            (first, second), each = meters, len(ATTENTION)
+            assert first.sent.bodies(Kind.ATTEND) == each * [question(1)]
+            assert second.sent.bodies(Kind.ATTEND_AHEAD) == each * [question(1)]
+            assert second.sent.bodies(Kind.FOLD_ONTO) == each * [partial(1)]
             for meter in meters:
-                assert meter.received.bodies(Kind.PARTIAL_REPLY) == 2 * [partial(1)]
+                assert meter.received.bodies(Kind.PARTIAL_REPLY) == each * [partial(1)]
 
 
 @pytest.mark.parametrize("top", [0, 1, 20])
