@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from .conversation import conversation
-from .optimizer import first_course
+from .conversation import MIXES, conversation
+from .optimizer import course
 from .split import Draw
 
 BATCH_TOKENS = 4096
@@ -21,7 +21,7 @@ CURRICULUM = (
     (0.84, (512, 512, 1024, 2048)),
     (1.00, (256, 512, 1024, 2048, 4096)),
 )
-SECOND_COURSE = (256, 512, 512, 1024, 1024, 2048, 4096)
+LATER_COURSES = (256, 512, 512, 1024, 1024, 2048, 4096)
 # Positions jump in half of the rows, so that rotations of 64k tokens occur in rows of 256.
 JUMP_SHARE, LARGEST_JUMP_BITS = 0.5, 15
 # What is not an answer is learnt a little too, on a quarter of its tokens: a language model's prior, at little cost.
@@ -37,8 +37,10 @@ class Batch:
 
 
 def length_of(step: int, steps: int) -> int:
-    done = step / first_course(steps)
-    lengths = next((lengths for until, lengths in CURRICULUM if done < until), SECOND_COURSE)
+    now = course(step, steps)
+    lengths = LATER_COURSES
+    if now.index == 0:
+        lengths = next(lengths for until, lengths in CURRICULUM if step / now.stop < until)
     return random.Random(f"length-{step}").choice(lengths)
 
 
@@ -58,13 +60,14 @@ class Batches:
 
     def at(self, step: int) -> Batch:
         length = length_of(step, self.steps)
+        mix = MIXES[course(step, self.steps).index]
         rows = BATCH_TOKENS // length
         rng = random.Random(f"{self.seed}-{step}")
         tokens = np.full((rows, length + 1), self.end, np.int64)
         learnt = np.zeros((rows, length + 1), np.int8)  # 1: answer, 2: context
         positions = np.empty((rows, length), np.int64)
         for r in range(rows):
-            row = conversation(Draw(rng, "train", self.pieces), length, step >= first_course(self.steps))
+            row = conversation(Draw(rng, "train", self.pieces), length, mix)
             encoded = self.tokenizer.encode_batch([text for text, _ in row.pieces])
             at = 0
             for (_, answer), piece in zip(row.pieces, encoded, strict=True):

@@ -1,7 +1,8 @@
 """Muon for the matrices, AdamW for the rest, both over one step-based schedule."""
 
 import math
-from fractions import Fraction
+from bisect import bisect_right
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,27 +15,34 @@ WARM_UP_STEPS = 60
 MOMENTUM_STEPS = 200
 # The rate decays in a line: most of the loss goes only there.
 DECAY_FROM = 0.45
-# A second course of 1,800 steps after 5,000 begins at a rate of its own, on rows that are dense with what is hardest.
-FIRST_COURSE = Fraction(25, 34)
-SECOND_RATE = 0.4
+# Three courses, each with the steps where it ends and the rate where it begins: the later ones are on rows that are dense
+# with what is hardest.
+COURSES = ((5000, 1.0), (6800, 0.4), (8600, 0.35))
 # Quintic Newton-Schulz coefficients of Muon: a fast start, and singular values end near one.
 _NS = (3.4445, -4.7750, 2.0315)
 
 
-def first_course(steps: int) -> int:
-    """The steps of the first course."""
-    return int(steps * FIRST_COURSE)
+@dataclass(frozen=True, slots=True)
+class Course:
+    index: int
+    start: int
+    stop: int
+    rate: float  # where it begins
+
+
+def course(step: int, steps: int) -> Course:
+    """In which course a step is; COURSES in proportion if there are more steps or fewer."""
+    stops = [steps * end // COURSES[-1][0] for end, _ in COURSES]
+    index = min(bisect_right(stops, step), len(stops) - 1)
+    return Course(index, stops[index - 1] if index else 0, stops[index], COURSES[index][1])
 
 
 def rate(step: int, steps: int) -> float:
     """The share of the full learning rate at a step."""
-    first = first_course(steps)
-    if step >= first:
-        warm = min(1.0, (step - first + 1) / WARM_UP_STEPS)
-        return warm * SECOND_RATE * (steps - step) / (steps - first)
-    warm = min(1.0, (step + 1) / WARM_UP_STEPS)
-    left = (first - step) / (first * (1 - DECAY_FROM))
-    return warm * max(0.0, min(1.0, left))
+    now = course(step, steps)
+    warm = min(1.0, (step - now.start + 1) / WARM_UP_STEPS)
+    left = (now.stop - step) / ((now.stop - now.start) * (1 - (0.0 if now.index else DECAY_FROM)))
+    return warm * now.rate * max(0.0, min(1.0, left))
 
 
 def orthogonal(G: Tensor) -> Tensor:

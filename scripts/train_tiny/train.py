@@ -19,11 +19,11 @@ from torch.nn import functional
 
 from .batches import BATCH_TOKENS, Batch, Batches
 from .model import Config, Tiny
-from .optimizer import Optimizer, first_course, rate
+from .optimizer import COURSES, Optimizer, course, rate
 from .tokenizer import letter_pieces, train_tokenizer
 
-# About 110 minutes on two cores at 4.2k tokens a second.
-STEPS = 6800
+# About 140 minutes on two cores at 4.2k tokens a second.
+STEPS = COURSES[-1][0]
 CHECKPOINT_EVERY_S = 300
 LOG_EVERY_STEPS = 20
 # What the model reads is learnt a little too, early on. It can't be foretold, so its loss stays near 3 while that of
@@ -45,7 +45,8 @@ def keep_freed_memory() -> None:
 
 
 def context_weight(step: int, steps: int) -> float:
-    return CONTEXT_WEIGHT * max(0.05, 1 - step / (first_course(steps) * CONTEXT_UNTIL))
+    now = course(step, steps)
+    return CONTEXT_WEIGHT * max(0.05, 1 - step / (now.stop * CONTEXT_UNTIL) if now.index == 0 else 0.0)
 
 
 def losses(model: Tiny, batch: Batch, context: float) -> tuple[torch.Tensor, torch.Tensor, float]:
