@@ -66,8 +66,8 @@ class Mix:
 
     settings: tuple[float, ...]  # weights of SETTINGS
     long_settings: tuple[float, ...]  # the same from 2,048 tokens
-    # Numbers of functions in rows up to 256 tokens, up to 512, and beyond. A schema has 80 tokens or so: what it takes is
-    # not left for calls.
+    # Numbers of functions in rows up to 256 tokens, up to 512, and beyond. A schema has 80 tokens or so: what it takes
+    # is not left for calls.
     functions: tuple[tuple[int, ...], ...]
     misfits: float  # of the requests where there are functions, those that none of them fits
     requests: float  # of the turns where there are functions, those that are for them
@@ -80,8 +80,8 @@ MIXES = (
     Mix((22, 6, 38, 34), (5, 0, 33, 62), ((1, 1, 1, 2), (1, 2, 3, 3), (1, 2, 3, 4, 5, 5)), 0.28, 0.72, 0.25, False),
     # After the first, one request in ten that a function fits was refused.
     Mix((16, 4, 36, 44), (5, 0, 33, 62), ((1, 1, 1, 2), (1, 2, 3, 3), (1, 2, 3, 4, 5, 5)), 0.18, 0.72, 0.25, True),
-    # After the second, one function was called rightly in 97 of 100, one of three in 78, one of five in 66, with thoughts
-    # fewer; and 41 of 100 requests that fit none called one.
+    # After the second, one function was called rightly in 97 of 100, one of three in 78, one of five in 66, with
+    # thoughts fewer; and 41 of 100 requests that fit none called one.
     Mix((13, 3, 50, 34), (4, 0, 48, 48), ((1, 2), (2, 3, 3), (2, 3, 4, 5, 5)), 0.25, 0.8, 0.35, True),
 )  # fmt: skip
 

@@ -15,8 +15,8 @@ WARM_UP_STEPS = 60
 MOMENTUM_STEPS = 200
 # The rate decays in a line: most of the loss goes only there.
 DECAY_FROM = 0.45
-# Three courses, each with the steps where it ends and the rate where it begins: the later ones are on rows that are dense
-# with what is hardest.
+# Three courses, each with the steps where it ends and the rate where it begins: the later ones are on rows that are
+# dense with what is hardest.
 COURSES = ((5000, 1.0), (6800, 0.4), (8600, 0.35))
 # Quintic Newton-Schulz coefficients of Muon: a fast start, and singular values end near one.
 _NS = (3.4445, -4.7750, 2.0315)
