@@ -215,7 +215,7 @@ def test_a_worker_without_room_for_a_page_is_refused_with_the_numbers() -> None:
     done = run("serve", "--port", "0", "--device", "loopback", "--worker-memory", "1KiB")
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
-    assert "takes 131072 bytes" in last
+    assert "takes 196608 bytes" in last
     assert "--memory is 1024" in last
     assert "Traceback" not in done.stderr
 

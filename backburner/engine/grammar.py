@@ -4,7 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from backburner.engine.request import Grammar
 from backburner.engine.text import token_bytes
@@ -15,6 +15,9 @@ MAX_SCHEMA_CHARACTERS = 200_000
 
 # Without a bound a model that hesitates writes blanks to the end of the context.
 JSON_OPTIONS: Any = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "lenient": False}
+
+# Tokens of tiny, but of no Qwen.
+TEXT_TAGS = frozenset(("</parameter>", "</function>"))
 
 ANY_OBJECT = '{"type": "object"}'
 
@@ -67,6 +70,34 @@ def _reason(matcher: LLMatcher) -> str:
     return f"Answers cannot be kept to this schema: {matcher.get_error().splitlines()[0][:500]}"
 
 
+class _Tokens:
+    """A vocabulary whose closing tags are text, in the form that llguidance's TokenizerWrapper takes."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = min(tokenizer.eos_token_ids)
+        self.tokens = [token_bytes(tokenizer, token) for token in range(vocab_size)]
+        self.special_token_ids = [
+            token
+            for text, token in tokenizer.get_added_vocab().items()
+            if text not in TEXT_TAGS and text.startswith("<") and text.endswith(">")
+        ]
+
+    def __call__(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def _vocabulary(tokenizer: Any, vocab_size: int) -> LLTokenizer:
+    """llguidance takes each added token that looks like <this> for one that no text spells: right for <tool_call>,
+    which grammars name, and wrong for closing tags, which end texts."""
+    ends = sorted(tokenizer.eos_token_ids)
+    if TEXT_TAGS.isdisjoint(tokenizer.get_added_vocab()):
+        return LLTokenizer(tokenizer.backend_tokenizer.to_str(), n_vocab=vocab_size, eos_token=ends)
+    return LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, vocab_size)), n_vocab=vocab_size, eos_token=ends)
+
+
 class Grammars:
     """Makes guides for one model's tokens. The vocabulary is prepared when the first is asked for: up to a second."""
 
@@ -80,11 +111,7 @@ class Grammars:
         if grammar is None:
             return None
         if self._vocabulary is None:
-            self._vocabulary = LLTokenizer(
-                self._tokenizer.backend_tokenizer.to_str(),
-                n_vocab=self._vocab_size,
-                eos_token=sorted(self._tokenizer.eos_token_ids),
-            )
+            self._vocabulary = _vocabulary(self._tokenizer, self._vocab_size)
         if grammar.rules is not None:
             text = _from_rules(grammar.rules)
         else:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from backburner.errors import ProtocolError
 from backburner.transport import codec
 from backburner.transport import messages as m
-from backburner.transport.fields import pack_meta
+from backburner.transport.fields import pack_meta, unpack_meta
 from backburner.transport.frames import FRAME_VERSION, HEADER, MAGIC, FrameReader
 from tests.transport_helpers import any_message, dtype, read_all, same
 
@@ -92,7 +92,7 @@ def test_well_formed_meta_with_the_wrong_fields_is_survived(kind, meta, body):
 @given(any_message, names, values)
 def test_one_wrong_field_is_survived(message, name, value):
     (found,) = _frames(b"".join(codec.encode(message, 1)))
-    fields = m.unpack_meta(found.meta)
+    fields = unpack_meta(found.meta)
     if name in fields:
         fields[name] = value
         survive(frame(found.header.kind, pack_meta(fields), bytes(found.body)))
