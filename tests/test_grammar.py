@@ -73,7 +73,8 @@ def test_greedy_keeps_it_too_and_any_object_is_an_object(runner) -> None:
     text, ended = answer(runner, chat("Hi!"), grammar=Grammar(SCHEMA))
     assert ended
     assert fits(json.loads(text)), text
-    bias = ((tokenizer().encode("}")[0], 6.0),)  # a small model finds no end by itself
+    # A small model finds no end by itself.
+    bias = tuple((tokenizer().encode(end)[0], 6.0) for end in ("}", '"}', "]", '"'))
     sampling = SamplingParams(temperature=1.0, seed=1, logit_bias=bias)
     text, ended = answer(runner, chat("Hi!"), 400, sampling=sampling, grammar=Grammar())
     assert ended

@@ -192,7 +192,7 @@ def test_an_answers_log_probabilities_are_the_models_own_whatever_was_done_to_it
 
 
 def test_a_prompts_log_probabilities_cover_all_of_it_and_read_all_of_it(real) -> None:
-    prompt = (chat("Hello! " * 150))[:600]
+    prompt = chat("Hello! " * 250)[:600]
     events(real, prompt, max_tokens=1)
     got = events(real, prompt, max_tokens=2, logprobs=2, prompt_logprobs=True)
     found = [t for e in got.events if isinstance(e, PromptLogprobs) for t in e.tokens]

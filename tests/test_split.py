@@ -200,7 +200,7 @@ def test_a_worker_that_was_started_anew_gets_rows_and_states_back() -> None:
         state = check(runner, PROMPT[:1300])
         assert state.read_from == 512
         assert seam_of(runner) == SEAM
-    assert sum(r.k.shape[1] for r in of(sent, PutRows)) == 512
+    assert sum(r.k.shape[1] for r in of(sent, PutRows)) == 512 * len(ATTENTION[1:])
     assert {r.layer for r in of(sent, PutRows)} == set(ATTENTION[1:])
     assert {s.layer for s in of(sent, PutState)} == set(range(SEAM, LAYERS)) - set(ATTENTION)
 
@@ -333,7 +333,7 @@ def test_a_chain_of_two_workers_runs_the_tail(twelve: Path) -> None:
 # -- who decides ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("worker_us", "expected"), [(1000.0, 4), (200.0, 4), (3000.0, None)])
+@pytest.mark.parametrize(("worker_us", "expected"), [(1000.0, 8), (200.0, 4), (3000.0, None)])
 def test_auto_takes_the_seam_that_measured_speeds_say(
     monkeypatch: pytest.MonkeyPatch, worker: WorkerServer, worker_us: float, expected: int | None
 ) -> None:

@@ -31,6 +31,7 @@ from tests.host import ATTENTION, BEST_ENGINE, LAYERS, link_to, serving, tiny, u
 
 PAGE = 32
 UBATCH = 24
+TAIL = ATTENTION[1:]  # the attention layers from 4 on
 MODEL = ("tiny", TINY)
 LONG = [UBATCH] * 4 + [17, 1, 1, 30]
 
@@ -321,7 +322,7 @@ def test_rows_and_states_of_the_host_make_a_tail_that_goes_on(link: Link) -> Non
     for layer in ATTENTION:
         for start, stop in ((0, 50), (50, step.position)):
             assert link.exchange(m.PutRows(1, layer, start, *host.rows(layer, start, stop))) == m.Ok()
-    for layer in (2, 4, 5, 6):
+    for layer in set(range(2, LAYERS)) - set(ATTENTION):
         link.exchange(m.PutState(1, layer, step.position, *host.steps[3].states[layer]))
     for step in host.steps[4:]:
         check(link.exchange(host.chunk(step, 2)), step, 2)
@@ -346,7 +347,7 @@ def test_what_does_not_fit_the_model_is_refused_and_changes_nothing(link: Link) 
         m.GetState(1, 3, 24),
         m.GetState(1, 4, 0),
         m.NamePages(1, (b"k" * 32,)),
-        m.TailOpen(1, 4, 9, False, b"", UBATCH, ()),
+        m.TailOpen(1, 4, LAYERS + 1, False, b"", UBATCH, ()),
         m.TailOpen(1, 4, 4, False, b"", UBATCH, ()),
         m.TailOpen(1, 4, 6, True, b"", UBATCH, ()),
         m.TailOpen(1, 4, LAYERS, True, fingerprint(4), 2**31 - 1, ()),
@@ -460,7 +461,7 @@ def test_named_pages_are_attended_to_without_having_been_sent() -> None:
         assert len(server.store) == 0
         for _ in range(2):  # again changes nothing
             assert link.exchange(m.NamePages(1, names)) == m.Ok()
-            assert (len(server.store), server.store.used_bytes) == (2, used)
+            assert (len(server.store), server.store.used_bytes) == (2 * len(TAIL), used)
         with pytest.raises(BadRequest, match="another name"):
             link.exchange(m.NamePages(1, names[::-1]))
         assert link.exchange(m.Have(names)).bitmap == b"\x03"
@@ -493,9 +494,9 @@ def test_a_page_that_is_stored_already_takes_the_mirrors_place() -> None:
             link.exchange(host.chunk(step, 4))
         link.exchange(m.PutPage(name, 7, 0, *host.rows(7, 0, PAGE)))
         page_bytes = server.store._engine.page_bytes(tiny().model.geometry(PAGE))
-        assert server.store.used_bytes == 3 * page_bytes
+        assert server.store.used_bytes == (2 * len(TAIL) + 1) * page_bytes
         link.exchange(m.NamePages(1, (name,)))
-        assert server.store.used_bytes == 2 * page_bytes
+        assert server.store.used_bytes == 2 * len(TAIL) * page_bytes
         for step in host.steps[2:]:
             check(link.exchange(host.chunk(step, 4)), step, 4)
         with pytest.raises(BadRequest, match="cannot be dropped"):
@@ -509,7 +510,7 @@ def test_a_page_that_is_stored_already_takes_the_mirrors_place() -> None:
 def test_a_tail_over_the_budget_is_refused_and_gives_its_memory_back() -> None:
     host = alone(seed=12)
     page_bytes = make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(PAGE))
-    with tail_server(memory_bytes=3 * page_bytes) as server:
+    with tail_server(memory_bytes=3 * len(TAIL) * page_bytes) as server:
         link = greeted(server, layers=(7,))
         link.exchange(m.PutPage(b"i" * 32, 7, 0, *host.rows(7, 0, PAGE)))  # idle: it gives way
         open_tail(link, 4, keys_of(host.ids))
