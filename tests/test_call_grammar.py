@@ -2,7 +2,9 @@
 
 import json
 import random
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +17,7 @@ from backburner.api.parsing.pieces import Message, join
 from backburner.engine.grammar import MAX_SCHEMA_CHARACTERS, GrammarGuide, Grammars
 from backburner.engine.request import Grammar
 from backburner.errors import GrammarError
+from backburner.model.load import TINY, read_tokenizer
 from tests.scripted_engine import bytes_of, tiny_tokenizer, tokens_of
 from tests.test_api_cases import call_text
 
@@ -193,6 +196,27 @@ def test_what_has_to_come_comes_in_the_tokens_of_the_whole_call() -> None:
         assert token in allowed(made)
         made.push(token)
     assert token == tokens_of("<function=")[-1]
+
+
+def test_tags_may_be_tokens_as_tinys_are_or_several_as_qwens_are(tmp_path: Path) -> None:
+    for file in TINY.glob("*.json*"):
+        shutil.copy(file, tmp_path)
+    shutil.copy(TINY / "chat_template.jinja", tmp_path)
+    description = json.loads((tmp_path / "tokenizer.json").read_text())
+    tags = ("</parameter>", "</function>", "<parameter=", "<function=")
+    added = description["added_tokens"]
+    description["added_tokens"] = [token for token in added if token["content"] not in tags]
+    assert len(description["added_tokens"]) == len(added) - len(tags)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    qwens = read_tokenizer(tmp_path)
+    tokens = qwens.encode(call_text("look", path="x"), add_special_tokens=False)
+    assert len(tokens) >= len(tokens_of(call_text("look", path="x"))) + 8
+    made = Grammars(qwens, VOCABULARY).guide(Grammar(rules=rules(LOOK)))
+    assert made is not None
+    for token in tokens:
+        assert token in allowed(made)
+        made.push(token)
+    assert allowed(made) & set(qwens.eos_token_ids)
 
 
 @pytest.mark.parametrize(
