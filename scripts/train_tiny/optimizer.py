@@ -13,7 +13,8 @@ ADAM_BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.05  # times the rate, on matrices only
 WARM_UP_STEPS = 60
 MOMENTUM_STEPS = 200
-# The rate decays in a line: most of the loss goes only there.
+# From this share of the first course on the rate decays in a line, in the others from their start: most of the loss goes
+# only there.
 DECAY_FROM = 0.45
 # Three courses, each with the steps where it ends and the rate where it begins: the later ones are on rows that are
 # dense with what is hardest.
@@ -41,7 +42,8 @@ def rate(step: int, steps: int) -> float:
     """The share of the full learning rate at a step."""
     now = course(step, steps)
     warm = min(1.0, (step - now.start + 1) / WARM_UP_STEPS)
-    left = (now.stop - step) / ((now.stop - now.start) * (1 - (0.0 if now.index else DECAY_FROM)))
+    flat = 0.0 if now.index else DECAY_FROM
+    left = (now.stop - step) / ((now.stop - now.start) * (1 - flat))
     return warm * now.rate * max(0.0, min(1.0, left))
 
 
