@@ -13,8 +13,8 @@ ADAM_BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.05  # times the rate, on matrices only
 WARM_UP_STEPS = 60
 MOMENTUM_STEPS = 200
-# From this share of the first course on the rate decays in a line, in the others from their start: most of the loss goes
-# only there.
+# From this share of the first course on the rate decays in a line, in the others from their start: most of the loss
+# goes only there.
 DECAY_FROM = 0.45
 # Three courses, each with the steps where it ends and the rate where it begins: the later ones are on rows that are
 # dense with what is hardest.
