@@ -31,8 +31,8 @@ from backburner.worker.server import WorkerServer
 from tests.host import port_of, running
 from tests.processes import Process, run, until
 from tests.test_bulk import Cable
-from tests.test_pairing import reach, working
 from tests.test_pairing_commands import lan_address
+from tests.trusted import reach, working
 from tests.usbmux_daemon import usbmux_daemon
 
 LONG_S = 20.0
