@@ -73,6 +73,7 @@ class Mix:
     requests: float  # of the turns where there are functions, those that are for them
     thinking: float  # rows whose assistant thinks
     dense: bool  # with more facts
+    wide_names: bool = False  # of functions
 
 
 SETTINGS = ("none", "system", "tools", "document")
@@ -83,6 +84,8 @@ MIXES = (
     # After the second, one function was called rightly in 97 of 100, one of three in 78, one of five in 66, with
     # thoughts fewer; and 41 of 100 requests that fit none called one.
     Mix((13, 3, 50, 34), (4, 0, 48, 48), ((1, 2), (2, 3, 3), (2, 3, 4, 5, 5)), 0.25, 0.8, 0.35, True),
+    # After the third, a call of a function with an unseen name often had another one's name and the right parameters.
+    Mix((18, 4, 46, 32), (4, 0, 46, 50), ((1, 2), (2, 3, 3, 4), (2, 3, 4, 5, 5)), 0.25, 0.8, 0.35, True, True),
 )  # fmt: skip
 
 
@@ -172,7 +175,7 @@ def conversation(d: Draw, tokens: int, mix: Mix = MIXES[0]) -> Row:
         (setting,) = rng.choices(SETTINGS, mix.long_settings)
     thinking = 0.8 if d.chance(mix.thinking) else 0.0
     functions = mix.functions[0 if tokens <= 256 else 1 if tokens <= 512 else 2]
-    toolbox = tools.toolbox(d, rng.choice(functions)) if setting == "tools" else []
+    toolbox = tools.toolbox(d, rng.choice(functions), mix.wide_names) if setting == "tools" else []
     planted: list[facts.Fact] = []
     text = system = ""
     place = "none"

@@ -200,6 +200,39 @@ def _name(d: Draw, names: tuple[str, ...]) -> str:
     return d.rng.choice(plain if plain and d.chance(0.6) else trained)
 
 
+def _wide_name(d: Draw, names: tuple[str, ...]) -> str:
+    """Names as other people give them: a third known, a third with any word before or after, a third opaque.
+
+    A name stands before its description, so where it says nothing itself the model has to go from the description
+    back to the name. Of known names it learns by heart which requests they are for, and never needs to.
+    """
+    while True:
+        form, word = d.rng.random(), d.rng.choice((d.rng.choice(w.ALL_LOWER), w.pseudo_word(d.rng)))
+        if form < 0.3:
+            return _name(d, names)
+        if form < 0.65:
+            base = d.rng.choice(names)
+            before = d.rng.choice(("my", "do", "app", "home", word, word))
+            after = d.rng.choice(("tool", "v2", "now", "info", "api", word, word))
+            name = d.rng.choice(
+                (f"{before}_{base}", f"{base}_{after}", f"{before}{base[0].upper()}{base[1:]}")
+            )
+        else:
+            other = d.rng.choice(w.ALL_LOWER)
+            name = d.rng.choice(
+                (
+                    f"{word}_{other}",
+                    word,
+                    word,
+                    f"{word}{v.digits(d, 1, 2)}",
+                    f"tool_{word}",
+                    f"{other}{word.capitalize()}",
+                )
+            )
+        if not is_held_out(name):
+            return name
+
+
 def _invented(d: Draw) -> Kind:
     """A function nobody has heard of: its name and parameters can only come from the prompt."""
     verb, noun = (
@@ -238,9 +271,9 @@ def _invented(d: Draw) -> Kind:
     return Kind((name,), f"{verb.capitalize()} the {noun}", parameters, asks)
 
 
-def make_tool(d: Draw, kind: Kind | None = None) -> Tool:
+def make_tool(d: Draw, kind: Kind | None = None, wide: bool = False) -> Tool:
     kind = kind or (_invented(d) if d.chance(0.38) else d.rng.choice(KINDS))
-    name = kind.names[0] if len(kind.names) == 1 else _name(d, kind.names)
+    name = kind.names[0] if len(kind.names) == 1 else (_wide_name if wide else _name)(d, kind.names)
     spelled: dict[str, str] = {}
     for slot, (spellings, _) in kind.parameters.items():
         free = [s for s in spellings if s not in spelled.values()]
@@ -254,16 +287,16 @@ def make_tool(d: Draw, kind: Kind | None = None) -> Tool:
             properties[spelled[slot]]["description"] = f"The {spelled[slot].replace('_', ' ')}"
     function: dict = {"name": name, "description": kind.description + d.rng.choice((".", "", ""))}
     function["parameters"] = {"type": "object", "properties": properties, "required": list(properties)}
-    if d.chance(0.1):
+    if d.chance(0.1) and (not wide or name in kind.names):
         del function["description"]
     return Tool(kind, name, spelled, {"type": "function", "function": function})
 
 
-def toolbox(d: Draw, count: int) -> list[Tool]:
+def toolbox(d: Draw, count: int, wide: bool = False) -> list[Tool]:
     """Different functions; now and then two that are near to each other, since both are drawn from the same kinds."""
     tools: list[Tool] = []
     while len(tools) < count:
-        tool = make_tool(d)
+        tool = make_tool(d, wide=wide)
         if all(t.name != tool.name and (t.kind is not tool.kind) for t in tools):
             tools.append(tool)
     return tools
