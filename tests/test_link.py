@@ -4,13 +4,11 @@ import os
 import socket
 import threading
 import time
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from backburner.errors import (
-    ConfigError,
     LinkClosed,
     LinkTimeout,
     OutOfBudget,
@@ -18,26 +16,17 @@ from backburner.errors import (
     RemoteError,
     TransportError,
 )
-from backburner.transport import codec, tcp
+from backburner.transport import codec
 from backburner.transport import messages as m
 from backburner.transport.channel import SocketChannel
 from backburner.transport.link import Link
 from backburner.transport.memory import memory_pair
 from backburner.transport.peer import Peer
 from backburner.transport.shaped import ShapedChannel
-from tests.transport_helpers import FaultyChannel, same
+from tests.transport_helpers import LONG_S, FaultyChannel, in_thread, same, tcp_pair
 
 KEY = bytes(range(16))
 SOON_S = 0.15  # a deadline that tests wait for
-LONG_S = 20.0  # one that no test reaches
-
-
-def tcp_pair():
-    listener = tcp.listen("127.0.0.1", 0)
-    near = tcp.connect("127.0.0.1", listener.port)
-    far = listener.accept(LONG_S)
-    listener.close()
-    return near, far
 
 
 def unix_pair():
@@ -59,26 +48,6 @@ def pair(request):
     yield near, far
     near.close()
     far.close()
-
-
-@contextmanager
-def running(target, *arguments):
-    """The target in a thread that must have ended, without an exception, soon after the block."""
-    failed = []
-
-    def body():
-        try:
-            target(*arguments)
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=body, daemon=True)
-    thread.start()
-    yield thread
-    thread.join(LONG_S)
-    assert not thread.is_alive()
-    if failed:
-        raise failed[0]
 
 
 def answer(request):
@@ -131,7 +100,7 @@ def attend(layer):
 
 def test_each_request_gets_its_reply(pair):
     near, far = pair
-    with running(serve, far):
+    with in_thread(serve, far):
         link = Link(near, LONG_S)
         payload = np.arange(100, dtype=np.int32)
         assert same(link.exchange(m.Ping(True, payload)), m.Pong(payload))
@@ -148,7 +117,7 @@ def test_each_request_gets_its_reply(pair):
 def test_bodies_larger_than_every_buffer_cross_whole(pair):
     near, far = pair
     payload = np.random.default_rng(1).integers(0, 256, 3_000_001, np.uint8)
-    with running(serve, far):
+    with in_thread(serve, far):
         link = Link(near, LONG_S)
         for _ in range(3):
             assert same(link.exchange(m.Ping(True, payload)), m.Pong(payload))
@@ -160,7 +129,7 @@ def test_bodies_larger_than_every_buffer_cross_whole(pair):
 def test_a_send_of_more_parts_than_one_system_call_takes_arrives_in_order():
     near, far = unix_pair()
     parts = [bytes([i % 251]) * 3 for i in range(3000)]
-    with running(lambda: near.send(parts, time.monotonic() + LONG_S)):
+    with in_thread(lambda: near.send(parts, time.monotonic() + LONG_S)):
         got = bytearray()
         while len(got) < 9000:
             space = bytearray(1000)
@@ -171,7 +140,7 @@ def test_a_send_of_more_parts_than_one_system_call_takes_arrives_in_order():
 
 def test_several_requests_may_be_in_flight_and_waited_for_in_any_order(pair):
     near, far = pair
-    with running(serve_in_reverse, far, 4):
+    with in_thread(serve_in_reverse, far, 4):
         link = Link(near, LONG_S)
         tags = [link.post(attend(layer)) for layer in range(4)]
         for layer in (2, 0, 3, 1):
@@ -192,9 +161,9 @@ def test_two_threads_share_a_link_whose_replies_come_out_of_order(pair):
         for row0 in range(rounds):
             assert link.exchange(m.PutPage(KEY, 1, row0, rows, rows)).rows == row0 + 50
 
-    with running(serve_in_reverse, far, 2):
+    with in_thread(serve_in_reverse, far, 2):
         link = Link(near, LONG_S)
-        with running(attends, link), running(puts, link):
+        with in_thread(attends, link), in_thread(puts, link):
             pass
         assert link.exchanges == 2 * rounds
         link.close()
@@ -207,7 +176,7 @@ def test_many_threads_share_a_link():
         for layer in range(start, start + 50):
             assert link.exchange(attend(layer)).lse[0, 0] == layer
 
-    with running(serve, far):
+    with in_thread(serve, far):
         link = Link(near, LONG_S)
         threads = [threading.Thread(target=work, args=(link, 1000 * i)) for i in range(8)]
         for thread in threads:
@@ -227,7 +196,7 @@ def test_an_error_reply_raises_its_class_and_leaves_the_link_open(pair):
         peer.reply_error(peer.receive(LONG_S)[0], "too_hot", "x" * 10_000)
         peer.reply(peer.receive(LONG_S)[0], m.Pong())
 
-    with running(refuse):
+    with in_thread(refuse):
         link = Link(near, LONG_S)
         with pytest.raises(OutOfBudget, match="64 MiB free"):
             link.exchange(m.Bind(1, []))
@@ -248,7 +217,7 @@ def test_silence_ends_in_a_timeout_that_closes_the_link(pair):
     assert not link.alive
     with pytest.raises(LinkClosed, match="did not move a byte"):
         link.exchange(m.Ping())
-    with running(serve, far):
+    with in_thread(serve, far):
         pass  # the worker sees the end of the stream
 
 
@@ -279,7 +248,7 @@ def test_a_worker_that_sends_a_byte_now_and_then_does_not_extend_the_deadline(pa
                 return
             far.send([bytes([byte])], time.monotonic() + LONG_S)
 
-    with running(drip):
+    with in_thread(drip):
         link = Link(near, LONG_S)
         start = time.monotonic()
         with pytest.raises(LinkTimeout):
@@ -307,7 +276,7 @@ def test_a_timeout_of_one_thread_ends_the_wait_of_the_other(pair):
         except TransportError as error:
             ended.append(error)
 
-    with running(wait_long):
+    with in_thread(wait_long):
         time.sleep(0.05)  # the long wait reads for both
         with pytest.raises(LinkTimeout):
             link.exchange(attend(2), timeout_s=SOON_S)
@@ -327,7 +296,7 @@ def test_end_of_file_reaches_all_who_wait_at_once(pair):
             ended.append(type(error))
 
     start = time.monotonic()
-    with running(wait, 1), running(wait, 2), running(wait, 3):
+    with in_thread(wait, 1), in_thread(wait, 2), in_thread(wait, 3):
         time.sleep(0.05)
         far.close()
     assert ended == [LinkClosed] * 3
@@ -343,7 +312,7 @@ def test_closing_from_another_thread_wakes_who_waits(pair):
         with pytest.raises(LinkClosed, match="this side closed"):
             link.exchange(m.Ping())
 
-    with running(wait):
+    with in_thread(wait):
         time.sleep(0.05)
         link.close()
     link.close()
@@ -377,7 +346,7 @@ def test_a_flipped_bit_anywhere_in_checked_rows_never_passes_for_the_rows():
 
 def test_one_byte_at_a_time_is_slow_but_right(pair):
     near, far = pair
-    with running(serve, far):
+    with in_thread(serve, far):
         link = Link(FaultyChannel(near, dribble=True), LONG_S)
         for layer in range(5):
             assert link.exchange(attend(layer)).lse[0, 0] == layer
@@ -387,7 +356,7 @@ def test_one_byte_at_a_time_is_slow_but_right(pair):
 @pytest.mark.parametrize("bytes_read", [0, 10, 40, 100])
 def test_a_stall_in_the_middle_of_a_reply_ends_in_a_timeout(pair, bytes_read):
     near, far = pair
-    with running(serve, far):
+    with in_thread(serve, far):
         link = Link(FaultyChannel(near, stall_after=bytes_read), LONG_S)
         with pytest.raises(LinkTimeout):
             link.exchange(attend(1), timeout_s=SOON_S)
@@ -424,7 +393,7 @@ def test_a_reply_of_the_wrong_kind_closes_the_link(pair):
 
 def test_a_body_over_the_connections_own_limit_closes_the_link():
     near, far = memory_pair()
-    with running(serve, far):
+    with in_thread(serve, far):
         link = Link(near, LONG_S, body_max=1000)
         link.exchange(m.Ping(True, np.zeros(1000, np.uint8)))
         with pytest.raises(ProtocolError, match="limit of 1000"):
@@ -433,7 +402,7 @@ def test_a_body_over_the_connections_own_limit_closes_the_link():
 
 def test_a_request_that_cannot_be_encoded_leaves_the_link_as_it_was(pair):
     near, far = pair
-    with running(serve, far):
+    with in_thread(serve, far):
         link = Link(near, LONG_S)
         with pytest.raises(ValueError, match="page key"):
             link.exchange(m.Have([b"short"]))
@@ -453,7 +422,7 @@ def test_a_goodbye_closes_the_other_end(pair):
 
 def test_measuring_leaves_figures_on_the_link(pair):
     near, far = pair
-    with running(serve, far):
+    with in_thread(serve, far):
         link = Link(near, LONG_S)
         assert link.speed is None
         speed = link.measure()
@@ -494,7 +463,7 @@ def test_a_request_has_the_links_own_time_to_arrive_once_it_has_begun():
         time.sleep(0.1)
         near.send([data[40:]], time.monotonic() + LONG_S)
 
-    with running(finish):
+    with in_thread(finish):
         assert peer.receive(0.02) == (1, m.Release(5))
 
 
@@ -529,72 +498,3 @@ def test_a_link_that_failed_and_was_dropped_frees_its_descriptor():
     del near, link
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_loopback_addresses_are_taken(host):
-    assert tcp.require_loopback(host) in ("127.0.0.1", "127.1.2.3", "::1")
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "8.8.8.8", "::ffff:8.8.8.8", "fe80::1"])
-@pytest.mark.parametrize("way", [tcp.listen, tcp.connect])
-def test_addresses_beyond_loopback_are_refused_with_advice(host, way):
-    with pytest.raises(ConfigError, match=r"paired machines only.*backburner pair"):
-        way(host, 5000)
-
-
-def test_a_name_that_also_means_another_machine_is_refused(monkeypatch):
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("127.0.0.1", "10.0.0.7")]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    with pytest.raises(ConfigError, match=r"studio is 10\.0\.0\.7"):
-        tcp.connect("studio", 5000)
-
-
-def test_a_name_that_means_nothing_is_a_config_error():
-    with pytest.raises(ConfigError, match="not a host name"):
-        tcp.require_loopback("no-such-host.invalid")
-
-
-def test_ipv6_loopback_works_where_there_is_one():
-    try:
-        listener = tcp.listen("::1", 0)
-    except ConfigError:
-        pytest.skip("this machine has no IPv6 loopback")
-    near = tcp.connect("::1", listener.port)
-    assert listener.accept(LONG_S)
-    assert near.peer == f"[::1]:{listener.port}"
-
-
-def test_connecting_to_a_free_port_says_what_to_start():
-    listener = tcp.listen()
-    listener.close()
-    with pytest.raises(LinkClosed, match=f"worker --listen 127.0.0.1:{listener.port}"):
-        tcp.connect("127.0.0.1", listener.port)
-    with pytest.raises(LinkClosed):
-        tcp.connect("127.0.0.1", 70_000)
-
-
-def test_listening_twice_on_a_port_is_a_config_error():
-    listener = tcp.listen()
-    with pytest.raises(ConfigError, match="choose another port"):
-        tcp.listen("127.0.0.1", listener.port)
-    listener.close()
-
-
-def test_a_listener_waits_no_longer_than_told_and_can_be_closed_meanwhile():
-    listener = tcp.listen()
-    with pytest.raises(LinkTimeout):
-        listener.accept(0.02)
-
-    def wait():
-        with pytest.raises(LinkClosed):
-            listener.accept(LONG_S)
-
-    with running(wait):
-        time.sleep(0.05)
-        listener.close()
-
-
-def test_both_ends_of_tcp_send_small_messages_at_once():
-    for channel in tcp_pair():
-        assert channel._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -1,17 +1,21 @@
-"""Message strategies, message equality and channels that misbehave, for the transport's tests."""
+"""Message strategies, message equality and channels good and bad, for the transport's tests."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from backburner.transport import codec
+from backburner.transport import codec, tcp
 from backburner.transport import messages as m
 from backburner.transport.channel import Channel
 from backburner.transport.fields import DTYPES
 from backburner.transport.frames import Buffer, FrameReader
+
+LONG_S = 20.0  # a deadline that no test reaches
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -191,3 +195,31 @@ class FaultyChannel:
 
     def close(self) -> None:
         self._inner.close()
+
+
+@contextmanager
+def in_thread(target, *arguments) -> Iterator[threading.Thread]:
+    """The target in a thread that must have ended, without an exception, soon after the block."""
+    failed = []
+
+    def body():
+        try:
+            target(*arguments)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    yield thread
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+def tcp_pair():
+    listener = tcp.listen("127.0.0.1", 0)
+    near = tcp.connect("127.0.0.1", listener.port)
+    far = listener.accept(LONG_S)
+    listener.close()
+    return near, far
