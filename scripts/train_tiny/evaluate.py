@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -105,7 +104,7 @@ def recall(
                 continue
             turn = facts.question(d, fact, there=True)
             got = player.answer("\n" + prompt(turn.user), base)
-            there.add(fact.value in got, turn.user, fact.value, got)
+            there.add(fact.value in got, f"{fact.statement} / {turn.user}", fact.value, got)
         for _ in range(ABSENT_PER_TEXT):
             turn = facts.question(d, facts.absent(d, planted), there=False)
             got = player.answer("\n" + prompt(turn.user), base)
@@ -213,7 +212,7 @@ def fresh_questions(player: Player) -> Score:
     return score
 
 
-def evaluations(player: Player, d: Draw, count: int, lengths: list[str]) -> Iterator[tuple[str, Score]]:
+def skills(player: Player, d: Draw, count: int, lengths: list[str]) -> Iterator[tuple[str, Score]]:
     yield "Backburner, 100 fresh questions", fresh_questions(player)
     yield "Backburner, held-out wordings", skill(player, d, backburner.question, count)
     yield "small talk", skill(player, d, talk.small_talk, count)
@@ -233,6 +232,9 @@ def evaluations(player: Player, d: Draw, count: int, lengths: list[str]) -> Iter
     yield "no call when none fits", no_calls(player, d, count)
     yield "answer from a tool's result", tool_results(player, d, count)
     yield "think block on and off", thinking_form(player, d, count)
+
+
+def contexts(player: Player, d: Draw, count: int, lengths: list[str]) -> Iterator[tuple[str, Score]]:
     for length in lengths:
         for kind in ("synthetic", "natural"):
             there, absent = recall(player, d, kind, LENGTHS[length], count)
@@ -244,7 +246,7 @@ def evaluations(player: Player, d: Draw, count: int, lengths: list[str]) -> Iter
         yield "absent at 4k, many twins", absent
 
 
-def strange(player: Player, d: Draw, count: int, lengths: list[str]) -> Iterator[tuple[str, Score]]:
+def unseen(player: Player, d: Draw, count: int, lengths: list[str]) -> Iterator[tuple[str, Score]]:
     """The same skills asked for in forms that training saw in no wording."""
     for name, make in (
         ("repetition", exact.repeat),
@@ -260,9 +262,14 @@ def strange(player: Player, d: Draw, count: int, lengths: list[str]) -> Iterator
         yield "unseen forms: absent at 1k, natural", absent
 
 
+# Each with cases of its own, so that parts that run side by side give what they give one after the other.
+PARTS = {"skills": (skills, "evaluate"), "recall": (contexts, "evaluate"), "unseen": (unseen, "strange")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="an exported folder")
+    parser.add_argument("--only", nargs="*", choices=tuple(PARTS), default=list(PARTS))
     parser.add_argument("--count", type=int, default=100, help="cases of each skill")
     parser.add_argument("--quick", action="store_true", help="20 cases each, and no context beyond 4k")
     parser.add_argument("--lengths", nargs="*", choices=tuple(LENGTHS), default=list(LENGTHS))
@@ -272,18 +279,20 @@ def main() -> None:
     count, lengths = (20, ["1k", "4k"]) if args.quick else (args.count, args.lengths)
     player = Player(args.model)
     pieces = letter_pieces(Tokenizer.from_file(str(args.model / "tokenizer.json")))
-    d = Draw(random.Random(f"evaluate-{args.seed}"), "evaluate", pieces)
     scores: dict[str, dict] = {}
     started = time.monotonic()
-    odd = Draw(random.Random(f"strange-{args.seed}"), "strange", pieces)
-    for name, score in chain(evaluations(player, d, count, lengths), strange(player, odd, count, lengths)):
-        print(
-            f"{name:34} {score.right:4}/{score.asked:<4} {score.right / max(1, score.asked):6.1%}", flush=True
-        )
-        scores[name] = {"right": score.right, "asked": score.asked, "misses": score.misses}
+    for part in args.only:
+        make, side = PARTS[part]
+        d = Draw(random.Random(f"evaluate-{args.seed}-{part}"), side, pieces)
+        for name, score in make(player, d, count, lengths):
+            print(
+                f"{name:34} {score.right:4}/{score.asked:<4} {score.right / max(1, score.asked):6.1%}",
+                flush=True,
+            )
+            scores[name] = {"right": score.right, "asked": score.asked, "misses": score.misses}
+            if args.json:
+                args.json.write_text(json.dumps(scores, indent=1, ensure_ascii=False) + "\n")
     print(f"{time.monotonic() - started:.0f} s")
-    if args.json:
-        args.json.write_text(json.dumps(scores, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
