@@ -73,4 +73,4 @@ vectors: setup
 	$(BIN)/python -m scripts.make_coreml_vectors
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info backburner/native/*.so
+	rm -rf $(VENV) $(filter-out build/tiny,$(wildcard build/*)) dist *.egg-info backburner/native/*.so

@@ -34,8 +34,8 @@ def serve(
     device: Annotated[
         list[str] | None,
         typer.Option(
-            help="A worker: none, loopback, usb (the phone on a cable), usb:SERIAL, bulk (a Linux gadget) or "
-            "tcp://HOST:PORT; may be repeated. Default: none. "
+            help="A worker: none, loopback, usb (a phone on a cable), usb:SERIAL, bulk or bulk:SERIAL (a Linux "
+            "gadget), tcp://HOST:PORT; may be repeated. Default: none. "
             "?bandwidth=480Mbps&rtt=2ms after it makes the link that slow, for trying out."
         ),
     ] = None,
@@ -249,7 +249,7 @@ def serve(
                 min_p=float(defaults.get("min_p", 0.0)),
             ),
             max_tokens=max_tokens,
-            # The embedded model answers best without thinking; others do as their template says.
+            # The embedded model answers best without thinking; others are asked to think, as mlx-lm asks them.
             chat_template_kwargs={"enable_thinking": not embedded} | template_kwargs,
             bound_host=host,
             api_keys=access.keys,

@@ -28,7 +28,7 @@ PATIENCE_S = 600.0
 
 
 def identical_tokens(filler: int, count: int) -> dict[str, Any]:
-    """How many of `count` greedy tokens are the same before the first difference; filler: sentences of 18 tokens."""
+    """How many of `count` greedy tokens are the same before the first difference; filler: sentences of 15 tokens."""
     model, tokenizer = load("tiny", TINY), read_tokenizer(TINY)
     notes = "The code of the blue gate is 4821. " + "The boats stayed in the harbour all day. " * filler
     messages = [

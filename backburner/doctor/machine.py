@@ -15,7 +15,7 @@ PYTHON_MIN = (3, 11)
 # The embedded model with its libraries takes 0.4 GB; nothing runs in less.
 MEMORY_MIN = 512 * 1024 * 1024
 
-REINSTALL = "install a C compiler and reinstall backburner (make clean && make setup)"
+REINSTALL = "install a C compiler, then rm .venv/.installed && make setup"
 
 
 def python(patient: Patient) -> Result:
