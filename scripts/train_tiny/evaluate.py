@@ -235,12 +235,16 @@ def skills(player: Player, d: Draw, count: int, lengths: list[str]) -> Iterator[
 
 
 def contexts(player: Player, d: Draw, count: int, lengths: list[str]) -> Iterator[tuple[str, Score]]:
+    base = d.rng.random()
     for length in lengths:
+        # Each length has cases of its own, so that lengths may be run side by side.
+        d.rng.seed(f"{base}-{length}")
         for kind in ("synthetic", "natural"):
             there, absent = recall(player, d, kind, LENGTHS[length], count)
             yield f"recall at {length}, {kind}", there
             yield f"absent at {length}, {kind}", absent
     if "4k" in lengths:
+        d.rng.seed(f"{base}-twins")
         there, absent = recall(player, d, "natural", LENGTHS["4k"], count, MANY_TWINS)
         yield "recall at 4k, many twins", there
         yield "absent at 4k, many twins", absent
