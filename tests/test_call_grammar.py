@@ -264,6 +264,28 @@ def test_tags_may_be_tokens_as_tinys_are_or_several_as_qwens_are(tmp_path: Path)
     assert allowed(made) & set(qwens.eos_token_ids)
 
 
+@pytest.mark.parametrize("character", [*map(chr, range(0xA1)), "\u2028", "\ufeff", "\U0010ffff"])
+def test_names_and_values_may_hold_any_character(character: str) -> None:
+    value = f"a{character}b"
+    look = tool("look", schema(["path", "point"], path={"enum": [value]}, point={"const": [value]}))
+    # JSON as llguidance writes it: DEL is escaped in values, and stands in names as it is.
+    name = json.dumps(value, ensure_ascii=False)
+    string = name.replace("\x7f", "\\u007f")
+    assert admits(rules(look), call_text("look", path=value, point=f"[{string}]"))
+    call = f'{{"name": "look", "arguments": {{"path": {string}, "point": [{string}]}}}}'
+    assert admits(rules(look, form="hermes"), f"<tool_call>\n{call}\n</tool_call>")
+    if can_be_called(tool(value), "xml"):
+        assert admits(rules(tool(value, schema([value], **{value: {}}))), call_text(value, **{value: "x"}))
+    answer = schema([value], **{value: {"const": value}})
+    assert admits(rules(look, schema=json.dumps(answer)), f"{{{name}: {string}}}")
+
+
+def test_rules_are_checked_as_a_whole_before_anything_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backburner.api.call_grammar._TERMINALS", "\nTEXT: NOWHERE\n")
+    with pytest.raises(GrammarError):
+        rules(LOOK)
+
+
 @pytest.mark.parametrize(
     "parameters",
     [

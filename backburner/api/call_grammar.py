@@ -53,23 +53,26 @@ def call_grammar(
     """
     write = _xml_function if form == "xml" else _hermes_call
     rules = [write(f"f{i}", tool["function"]) for i, tool in enumerate(tools)]
-    opening, closing = (
-        (CALL_OPEN, CALL_CLOSE) if marks_are_tokens else (_literal(CALL_OPEN), _literal(CALL_CLOSE))
-    )
     answers = ["calls"] if schema is None else ["calls", f"%json {_strict(schema)}"]
-    lines = [
-        # The blank line that a template puts behind thoughts.
-        f'start: "\\n\\n"? ({" | ".join(answers)})',
-        'calls: call ("\\n" call)*' if several else "calls: call",
-        f'call: {opening} "\\n" ({" | ".join(f"f{i}" for i in range(len(rules)))}) "\\n" {closing}',
-        *rules,
-    ]
-    text = "\n".join(lines) + _TERMINALS
-    if len(text) > MAX_SCHEMA_CHARACTERS:
+
+    def text(opening: str, closing: str) -> str:
+        lines = [
+            # The blank line that a template puts behind thoughts.
+            f'start: "\\n\\n"? ({" | ".join(answers)})',
+            'calls: call ("\\n" call)*' if several else "calls: call",
+            f'call: {opening} "\\n" ({" | ".join(f"f{i}" for i in range(len(rules)))}) "\\n" {closing}',
+            *rules,
+        ]
+        return "\n".join(lines) + _TERMINALS
+
+    plain = text(_literal(CALL_OPEN), _literal(CALL_CLOSE))
+    if len(plain) > MAX_SCHEMA_CHARACTERS:
         raise GrammarError(
-            f"The tools' schemas have {len(text)} characters; calls can be held to at most {MAX_SCHEMA_CHARACTERS}."
+            f"The tools' schemas have {len(plain)} characters; calls can be held to at most {MAX_SCHEMA_CHARACTERS}."
         )
-    return text
+    # As a whole, and here: the engine would find out after the prompt is read.
+    check_rules(plain)
+    return text(CALL_OPEN, CALL_CLOSE) if marks_are_tokens else plain
 
 
 def can_be_called(tool: Mapping[str, Any], form: Form) -> bool:
@@ -241,11 +244,12 @@ def _strict(schema: str) -> str:
 
 
 def _dump(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # Of what JSON leaves as it is, DEL alone is nothing that grammars can hold.
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return _dump(text)
 
 
 def _encodes(text: str) -> bool:
