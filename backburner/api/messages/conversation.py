@@ -23,8 +23,8 @@ def as_chat(body: InputBody) -> ChatBody:
     if isinstance(body, MessagesBody):
         given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
         given["stop"] = body.stop_sequences
-    if body.thinking is not None:
-        given["chat_template_kwargs"] = {"enable_thinking": body.thinking.on}
+    # Not the server's default: who does not ask for thoughts expects none, and has set max_tokens for the answer alone.
+    given["chat_template_kwargs"] = {"enable_thinking": bool(body.thinking and body.thinking.on)}
     if body.format is not None:
         schema = JsonSchema.model_construct(text=body.format.text)
         given["response_format"] = ResponseFormat.model_construct(type="json_schema", json_schema=schema)
