@@ -16,6 +16,14 @@ def prompt_of(client: AsgiClient) -> str:
     return text
 
 
+# As Qwen's templates do, in other words.
+ONE_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('only the first message may be of the system') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+
+
 def call(arguments: Any, **fields: Any) -> list[dict[str, Any]]:
     """A replayed tool call and its result."""
     function = {"name": "look_up", "arguments": arguments}
@@ -174,6 +182,24 @@ def test_a_developer_message_is_a_system_message() -> None:
     with asgi(says("A")) as client:
         client.chat(messages=[{"role": "developer", "content": "be brief"}, *HI])
         assert prompt_of(client).startswith("<|im_start|>system\nbe brief<|im_end|>")
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_system_messages_anywhere_suit_a_template_that_takes_one_at_the_start(
+    role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny_tokenizer()._tokenizer, "chat_template", ONE_SYSTEM)
+    first, told = {"role": "system", "content": "Be kind."}, {"role": role, "content": "Be brief."}
+    said = {"role": "assistant", "content": "ho"}
+    with asgi(says("A")) as client:
+        for messages in (
+            [first, told, *HI],
+            [first, *HI, said, told, *HI],
+            [*HI, said, told],
+            [told, said, first],
+        ):
+            assert client.chat(messages=messages).status_code == 200, messages
+            assert "Be brief." in prompt_of(client)
 
 
 def test_null_content_beside_tool_calls_is_empty_text() -> None:

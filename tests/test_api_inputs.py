@@ -204,11 +204,11 @@ def test_a_stream_with_bad_input_is_a_400_and_no_stream(client: AsgiClient) -> N
 def test_a_template_that_refuses_the_messages_is_a_400(
     client: AsgiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    template = "{{ raise_exception('System message must be at the beginning.') }}"
+    template = "{{ raise_exception('No user query found in messages.') }}"
     monkeypatch.setattr(client.app.state.api.tokenizer._tokenizer, "chat_template", template)
     error = error_of(client.chat(), 400)
     monkeypatch.undo()
-    assert "System message must be at the beginning." in error["message"]
+    assert "No user query found in messages." in error["message"]
     assert error["param"] == "messages"
 
 

@@ -572,6 +572,16 @@ def test_thinking_is_on_or_off_as_it_is_asked_for(client: AsgiClient) -> None:
     assert not prompt_of(client).endswith("<think>\n")
 
 
+def test_without_a_word_on_thinking_there_is_none_whatever_the_servers_default() -> None:
+    with asgi(says(TEXT), chat_template_kwargs={"enable_thinking": True}) as client:
+        assert not prompt_of(client).endswith("<think>\n")
+        assert [block["type"] for block in message(client)["content"]] == ["text"]
+        asked = client.engine.requests[-1].prompt
+        counted = client.post("/v1/messages/count_tokens", {"messages": HI}).json()["input_tokens"]
+        assert counted == len(asked)
+        assert prompt_of(client, thinking=THINKING).endswith("<think>\n")
+
+
 def test_system_blocks_stand_first_without_the_line_that_changes_each_time(client: AsgiClient) -> None:
     header = "x-anthropic-billing-header: cc_version=2.1; cch=fa690;"
     blocks = [{"type": "text", "text": text} for text in (header, "Be brief.", "Be kind.")]

@@ -24,6 +24,17 @@ WEATHER = {
     "description": "Get the weather in a city",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
+# As Codex sends them.
+MIXED = [
+    {"type": "web_search", "external_web_access": False},
+    {
+        "type": "custom",
+        "name": "patch",
+        "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"},
+    },
+    WEATHER,
+    {"type": "local_shell"},
+]
 ARGUMENTS = "<function=get_weather>\n<parameter=city>\nBonn\n</parameter>\n</function>"
 CALL_TEXT = f"I look.\n\n<tool_call>\n{ARGUMENTS}\n</tool_call>"
 TWO_CALLS = CALL_TEXT + CALL_TEXT.removeprefix("I look.\n").replace("Bonn", "Köln 🙂")
@@ -183,6 +194,23 @@ def test_calls_are_items_whose_arguments_are_whole_json() -> None:
     assert all(call["id"].startswith("fc_") and call["call_id"].startswith("call_") for call in calls)
     added = [e["item"] for e in found if e["type"] == "response.output_item.added"]
     assert [item.get("arguments") for item in added] == [None, "", ""]
+
+
+def test_tools_that_are_no_functions_are_left_out_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "backburner.api")
+    with asgi(says(CALL_TEXT)) as client:
+        answer = respond(client, tools=MIXED).json()
+        mixed = prompt_of(client)
+        assert "'custom', 'local_shell', 'web_search'" in caplog.text
+        caplog.clear()
+        assert respond(client, tools=[WEATHER]).json()["tools"] == answer["tools"]
+        assert prompt_of(client) == mixed
+        assert not caplog.text
+        forced = respond(client, tools=MIXED, tool_choice="required")
+    assert [item["type"] for item in answer["output"]] == ["message", "function_call"]
+    assert [tool["name"] for tool in answer["tools"]] == ["get_weather"]
+    assert forced.status_code == 200
+    Response.model_validate(answer)
 
 
 def test_without_parallel_calls_there_is_one() -> None:
@@ -454,9 +482,14 @@ USER = {"role": "user", "content": "hi"}
         ),
         ({"input": [{"type": "reasoning", "summary": "x"}]}, "input[0].summary"),
         ({"instructions": 3}, "instructions"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"tools": [{"type": "custom", "name": "patch"}]}, "tools[0]"),
-        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}, {"type": "custom", "name": "patch"}]}, "tools"),
+        ({"tools": [WEATHER, {"type": "function"}]}, "tools[1]"),
+        ({"tools": [WEATHER, {"name": "patch"}]}, "tools[1]"),
+        ({"tools": [WEATHER, {"type": ["custom"]}]}, "tools[1]"),
+        ({"tools": MIXED, "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tools": MIXED, "tool_choice": {"type": "custom", "name": "patch"}}, "tool_choice"),
+        ({"tools": MIXED, "tool_choice": {"type": "function", "name": "patch"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backburner.api.call_grammar import call_grammar, can_be_called
+from backburner.api.call_grammar import MAX_COUNTED_CHARACTERS, call_grammar, can_be_called
 from backburner.api.parsing.parser import Parser
 from backburner.api.parsing.pieces import Message, join
 from backburner.engine.grammar import MAX_SCHEMA_CHARACTERS, GrammarGuide, Grammars
@@ -150,6 +150,51 @@ def test_a_free_text_may_be_anything_and_ends_before_its_closing_tag(value: str)
     assert json.loads(read(answer, LOOK).tool_calls[0].arguments) == {"path": value}
 
 
+def sized(count: int) -> str:
+    """A text of so many characters, some of which could begin its closing tag."""
+    return ("aé🙂\n</par" * count)[:count]
+
+
+@pytest.mark.parametrize("bound", range(MAX_COUNTED_CHARACTERS + 9))
+def test_bounds_of_a_text_are_kept_and_its_call_comes_to_its_end(bound: int) -> None:
+    counted = bound <= MAX_COUNTED_CHARACTERS
+    for least, most in ((0, bound), (bound, None), (bound // 2, bound)):
+        bounds = {"minLength": least} | ({} if most is None else {"maxLength": most})
+        look = tool("look", schema(["path"], path={"type": "string"} | bounds))
+        for length in {0, bound // 2, bound - 1, bound, bound + 1, bound + 30} - {-1}:
+            fits = (least <= length or least > MAX_COUNTED_CHARACTERS) and (
+                not counted or most is None or length <= most
+            )
+            answer = call_text("look", path=sized(length))
+            assert admits(rules(look), answer) == fits, (bounds, length)
+            assert json.loads(read(answer, look).tool_calls[0].arguments) == {"path": sized(length)}
+
+
+def test_bounds_of_several_texts_are_kept_at_once() -> None:
+    keys = [f"p{i}" for i in range(16)]
+    bounds = {"type": "string", "minLength": 1, "maxLength": MAX_COUNTED_CHARACTERS}
+    text = rules(tool("look", schema(keys, **dict.fromkeys(keys, bounds))))
+    assert admits(text, call_text("look", **dict.fromkeys(keys, sized(MAX_COUNTED_CHARACTERS))))
+    assert not admits(text, call_text("look", **dict.fromkeys(keys, sized(MAX_COUNTED_CHARACTERS + 1))))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "object", "properties": {"x": {"type": "integer"}}},
+        {"type": "integer"},
+        {"type": "number", "minimum": -10_000},
+        {"enum": ["none at all"]},
+    ],
+)
+def test_beside_a_text_with_bounds_other_values_may_come_whole(other: Any) -> None:
+    text = rules(tool("look", schema(["path"], path={"anyOf": [{"type": "string", "maxLength": 3}, other]})))
+    values = {"array": "[1, 2, 3]", "object": '{"x": 5}', "integer": "-12345", "number": "1234.5"}
+    assert admits(text, call_text("look", path=values.get(other.get("type"), "none at all")))
+    assert admits(text, call_text("look", path="abc"))
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -219,6 +264,28 @@ def test_tags_may_be_tokens_as_tinys_are_or_several_as_qwens_are(tmp_path: Path)
     assert allowed(made) & set(qwens.eos_token_ids)
 
 
+@pytest.mark.parametrize("character", [*map(chr, range(0xA1)), "\u2028", "\ufeff", "\U0010ffff"])
+def test_names_and_values_may_hold_any_character(character: str) -> None:
+    value = f"a{character}b"
+    look = tool("look", schema(["path", "point"], path={"enum": [value]}, point={"const": [value]}))
+    # JSON as llguidance writes it: DEL is escaped in values, and stands in names as it is.
+    name = json.dumps(value, ensure_ascii=False)
+    string = name.replace("\x7f", "\\u007f")
+    assert admits(rules(look), call_text("look", path=value, point=f"[{string}]"))
+    call = f'{{"name": "look", "arguments": {{"path": {string}, "point": [{string}]}}}}'
+    assert admits(rules(look, form="hermes"), f"<tool_call>\n{call}\n</tool_call>")
+    if can_be_called(tool(value), "xml"):
+        assert admits(rules(tool(value, schema([value], **{value: {}}))), call_text(value, **{value: "x"}))
+    answer = schema([value], **{value: {"const": value}})
+    assert admits(rules(look, schema=json.dumps(answer)), f"{{{name}: {string}}}")
+
+
+def test_rules_are_checked_as_a_whole_before_anything_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backburner.api.call_grammar._TERMINALS", "\nTEXT: NOWHERE\n")
+    with pytest.raises(GrammarError):
+        rules(LOOK)
+
+
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -233,6 +300,7 @@ def test_tags_may_be_tokens_as_tinys_are_or_several_as_qwens_are(tmp_path: Path)
         {"properties": {"path": {"enum": ["</parameter>", "\ud83d"]}}},
         {"properties": {"path": {"type": "string", "minLength": 5, "maxLength": 2}}},
         {"properties": {"path": {"type": "string", "maxLength": 10**9}}},
+        {"properties": {"path": {"type": "string", "minLength": -1, "maxLength": 2.5}}},
         {"properties": {"path": {"const": '"\\\n\u0001\u2028/%'}}},
         {"properties": {"a>b": {"type": "string"}, " ": {}}, "required": ["path", 5]},
         {"$ref": "#/$defs/A", "$defs": {"A": schema(path={"type": "string"})}},

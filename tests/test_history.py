@@ -32,6 +32,11 @@ EITHER = CALLS.replace(
     "{% set a = c.function.arguments %}{% if a is string %}{{ a }}{% else %}{{ a | tojson }}{% endif %}",
 )
 REFUSES = "{{ raise_exception('no tools here') }}"
+ONE_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('only the first message may be of the system') }}{% endif %}"
+    "[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+)
 
 # What Qwen's templates since 3.6 do with thoughts, calls and results; written for this test.
 KEEPS_THOUGHTS = """
@@ -191,6 +196,32 @@ def test_other_parts_are_refused_by_the_name_of_their_type(part: Any, named: str
 def test_a_developer_is_the_system_and_unknown_fields_are_left_out() -> None:
     [message] = normal({"role": "developer", "content": "be brief", "refusal": None, "cache_control": {}})
     assert message == {"role": "system", "content": "be brief"}
+
+
+SYSTEM, DEVELOPER = {"role": "system", "content": "Be kind."}, {"role": "developer", "content": "Be brief."}
+USER, ASSISTANT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
+NOTHING = {"role": "system", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([SYSTEM, USER], "[system] Be kind.\n[user] hi\n"),
+        ([NOTHING, USER], "[system] \n[user] hi\n"),
+        ([SYSTEM, SYSTEM, USER], "[system] Be kind.\n\nBe kind.\n[user] hi\n"),
+        ([SYSTEM, NOTHING, DEVELOPER, USER], "[system] Be kind.\n\nBe brief.\n[user] hi\n"),
+        ([SYSTEM, USER, NOTHING], "[system] Be kind.\n[user] hi\n"),
+        (
+            [SYSTEM, USER, ASSISTANT, DEVELOPER, USER],
+            "[system] Be kind.\n[user] hi\n[assistant] ho\n"
+            "[user] <system-reminder>\nBe brief.\n</system-reminder>\n[user] hi\n",
+        ),
+        ([USER, SYSTEM], "[user] hi\n[user] <system-reminder>\nBe kind.\n</system-reminder>\n"),
+    ],
+)
+def test_a_template_that_takes_one_system_message_gets_one(messages: Any, text: str) -> None:
+    told = normal(*messages, template=ONE_SYSTEM)
+    assert Template(ONE_SYSTEM).apply_chat_template(told) == text
 
 
 def test_names_and_ids_of_results_are_kept() -> None:

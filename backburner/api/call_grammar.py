@@ -6,6 +6,7 @@ makes no sense is a text. A text ends at the newline before its closing tag and 
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -18,8 +19,9 @@ from backburner.errors import GrammarError
 
 Form = Literal["xml", "hermes"]
 
-# Longer bounds of a text cost more time for each token than they are worth.
-MAX_COUNTED_CHARACTERS = 1000
+# llguidance 1.9 gives up in the middle of an answer ("too many expressions constructed") on bounds from 52 on with
+# tiny's vocabulary, and on none up to 64 with Qwen's.
+MAX_COUNTED_CHARACTERS = 32
 
 _SHARED = ("$defs", "definitions")
 _ANNOTATIONS = {"type", "title", "description", "default", "examples", "nullable"}
@@ -51,23 +53,26 @@ def call_grammar(
     """
     write = _xml_function if form == "xml" else _hermes_call
     rules = [write(f"f{i}", tool["function"]) for i, tool in enumerate(tools)]
-    opening, closing = (
-        (CALL_OPEN, CALL_CLOSE) if marks_are_tokens else (_literal(CALL_OPEN), _literal(CALL_CLOSE))
-    )
     answers = ["calls"] if schema is None else ["calls", f"%json {_strict(schema)}"]
-    lines = [
-        # The blank line that a template puts behind thoughts.
-        f'start: "\\n\\n"? ({" | ".join(answers)})',
-        'calls: call ("\\n" call)*' if several else "calls: call",
-        f'call: {opening} "\\n" ({" | ".join(f"f{i}" for i in range(len(rules)))}) "\\n" {closing}',
-        *rules,
-    ]
-    text = "\n".join(lines) + _TERMINALS
-    if len(text) > MAX_SCHEMA_CHARACTERS:
+
+    def text(opening: str, closing: str) -> str:
+        lines = [
+            # The blank line that a template puts behind thoughts.
+            f'start: "\\n\\n"? ({" | ".join(answers)})',
+            'calls: call ("\\n" call)*' if several else "calls: call",
+            f'call: {opening} "\\n" ({" | ".join(f"f{i}" for i in range(len(rules)))}) "\\n" {closing}',
+            *rules,
+        ]
+        return "\n".join(lines) + _TERMINALS
+
+    plain = text(_literal(CALL_OPEN), _literal(CALL_CLOSE))
+    if len(plain) > MAX_SCHEMA_CHARACTERS:
         raise GrammarError(
-            f"The tools' schemas have {len(text)} characters; calls can be held to at most {MAX_SCHEMA_CHARACTERS}."
+            f"The tools' schemas have {len(plain)} characters; calls can be held to at most {MAX_SCHEMA_CHARACTERS}."
         )
-    return text
+    # As a whole, and here: the engine would find out after the prompt is read.
+    check_rules(plain)
+    return text(CALL_OPEN, CALL_CLOSE) if marks_are_tokens else plain
 
 
 def can_be_called(tool: Mapping[str, Any], form: Form) -> bool:
@@ -153,10 +158,14 @@ class _Values:
         self._root = root
         self._seen: set[int] = set()
         self._rules: list[str] = []
+        self._counts = False  # a text's characters
+        self._nests = False  # values in others
 
     def of(self, schema: object) -> tuple[list[str], list[str]]:
         """The alternatives, and the rules that they use."""
-        return list(dict.fromkeys(self._alternatives(schema))), self._rules
+        found = list(dict.fromkeys(self._alternatives(schema)))
+        # The lexer would take the beginning of a list or an object for the text's.
+        return (["TEXT"], []) if self._counts and self._nests else (found, self._rules)
 
     def _alternatives(self, schema: object) -> list[str]:
         if not isinstance(schema, Mapping) or id(schema) in self._seen:
@@ -196,27 +205,27 @@ class _Values:
         text = _kept(shared | dict(schema) | {"type": name, "x-guidance": _LENIENT})
         if text is None:
             return ["TEXT"]
+        self._nests |= name in ("array", "object")
         rule = f"{self._rule}v{len(self._rules)}"
         self._rules.append(f"{rule}: %json {text}")
         return [f"{rule} {end}"]
 
     def _counted(self, schema: Mapping[str, Any]) -> list[str]:
-        """A text with a bound of its length."""
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        if (
-            not _is_count(least)
-            or not (most == "" or (_is_count(most) and least <= most))
-            or (least, most) == (0, "")
-        ):
+        """A text with those bounds of its length that can be counted to."""
+        least, most = _count(schema.get("minLength"), 0), _count(schema.get("maxLength"), math.inf)
+        low = least if least <= MAX_COUNTED_CHARACTERS else 0
+        high = most if most <= MAX_COUNTED_CHARACTERS else ""
+        if least > most or (low, high) == (0, ""):
             return ["TEXT"]
-        # Terminals are written in capitals.
+        self._counts = True
+        # Terminals are written in capitals. They are greedy: one without the closing tag would take it for more text.
         name = f"{self._rule}n{len(self._rules)}".upper()
-        self._rules.append(f"{name}: BODY & /(?s:.{{{least},{most}}})/")
-        return [f"{name} {_literal(chr(10) + '</parameter>' + chr(10))}"]
+        self._rules.append(f"{name}: TEXT & /(?s:.{{{low},{high}}})\\n<\\/parameter>\\n/")
+        return [name]
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= MAX_COUNTED_CHARACTERS
+def _count(value: object, otherwise: float) -> float:
+    return value if type(value) is int and value >= 0 else otherwise
 
 
 def _kept(schema: Mapping[str, Any]) -> str | None:
@@ -235,11 +244,12 @@ def _strict(schema: str) -> str:
 
 
 def _dump(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # Of what JSON leaves as it is, DEL alone is nothing that grammars can hold.
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return _dump(text)
 
 
 def _encodes(text: str) -> bool:

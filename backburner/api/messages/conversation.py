@@ -23,8 +23,8 @@ def as_chat(body: InputBody) -> ChatBody:
     if isinstance(body, MessagesBody):
         given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
         given["stop"] = body.stop_sequences
-    if body.thinking is not None:
-        given["chat_template_kwargs"] = {"enable_thinking": body.thinking.on}
+    # Not the server's default: who does not ask for thoughts expects none, and has set max_tokens for the answer alone.
+    given["chat_template_kwargs"] = {"enable_thinking": bool(body.thinking and body.thinking.on)}
     if body.format is not None:
         schema = JsonSchema.model_construct(text=body.format.text)
         given["response_format"] = ResponseFormat.model_construct(type="json_schema", json_schema=schema)
@@ -45,27 +45,21 @@ def _chat_choice(choice: ToolChoice) -> Any:
 
 
 def messages_of(body: InputBody) -> list[Message]:
-    system = [_system_text(body.system, "system")]
-    messages: list[Message] = []
+    messages = _system_messages(body.system, "system")
     names: dict[str, str] = {}  # of the tools called so far, by the calls' ids
     for i, message in enumerate(body.messages):
         param = f"messages[{i}].content"
         if message.role == "system":
-            text = _system_text(message.content, param)
-            if not messages:
-                system.append(text)
-            elif text:
-                messages.append(_reminder(text))
+            messages += _system_messages(message.content, param)
         elif message.role == "assistant":
             messages.append(_assistant_message(message, param, names))
         else:
             messages += _user_messages(message, param, names)
     if messages and messages[-1].role == "assistant":
         _check_last(messages)
-    if not messages:
+    if all(message.role == "system" for message in messages):
         raise InvalidRequestError("messages: there is nothing to answer", param="messages")
-    told = "\n\n".join(text for text in system if text)
-    return [Message(role="system", content=told), *messages] if told else messages
+    return messages
 
 
 def _check_last(messages: list[Message]) -> None:
@@ -80,15 +74,11 @@ def _check_last(messages: list[Message]) -> None:
         messages.pop()  # nothing to go on with: a turn of its own
 
 
-def _system_text(content: object, param: str) -> str:
+def _system_messages(content: object, param: str) -> list[Message]:
+    """One, or none if it says nothing."""
     blocks = (BILLING_LINE.sub("", _text_of(block, param)) for block in _blocks(content, param))
-    return "\n\n".join(text for text in blocks if text)
-
-
-def _reminder(text: str) -> Message:
-    # Claude Code tells of its agents and skills in this way. Qwen's templates refuse a system message that is not the
-    # first, and moved to the front it would change the beginning of the prompt, and with it all that is cached.
-    return Message(role="user", content=f"<system-reminder>\n{text}\n</system-reminder>")
+    told = "\n\n".join(text for text in blocks if text)
+    return [Message(role="system", content=told)] if told else []
 
 
 def _assistant_message(message: InputMessage, param: str, names: dict[str, str]) -> Message:

@@ -1,4 +1,4 @@
-"""Past messages as chat templates want them: plain text, our names of fields, and arguments in the template's own form.
+"""Past messages as chat templates want them: plain text, our names, arguments in the template's own form, one system.
 
 The API carries the arguments of a call as a JSON string. Most templates walk over an object, and a string breaks
 them or is left out; some put the string into the text as it is, and an object breaks those. Nothing in a template
@@ -76,7 +76,29 @@ def for_template(
     messages: Sequence[Mapping[str, Any]], tokenizer: Template, forms: ArgumentsForms
 ) -> list[dict[str, Any]]:
     """The messages of a request, whose shape is checked already, ready to be rendered."""
-    return [_message(message, f"messages[{i}]", tokenizer, forms) for i, message in enumerate(messages)]
+    return _with_one_system(
+        [_message(message, f"messages[{i}]", tokenizer, forms) for i, message in enumerate(messages)]
+    )
+
+
+def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Qwen's templates take one system message, and only as the first: those at the start become one.
+
+    A later one becomes a user's, in the form in which Claude Code tells of its agents and skills. In its place: at the
+    start it would change the beginning of the prompt, and with it all that is cached.
+    """
+    first = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    said = "\n\n".join(m["content"] for m in messages[:first] if m["content"])
+    system = [messages[0] | {"content": said}] if first else []
+    return system + [
+        _reminder(m) if m["role"] == "system" else m
+        for m in messages[first:]
+        if m["role"] != "system" or m["content"]
+    ]
+
+
+def _reminder(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": f"<system-reminder>\n{message['content']}\n</system-reminder>"}
 
 
 def _message(

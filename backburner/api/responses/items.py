@@ -63,7 +63,8 @@ def messages_of(instructions: str | None, items: Sequence[Mapping[str, Any]]) ->
     for i, item in enumerate(items):
         conversation.add(item, i)
     conversation.close_turn()
-    return _with_instructions(instructions, conversation.messages)
+    told = [Message(role="system", content=instructions)] if instructions else []
+    return told + conversation.messages
 
 
 class _Turn:
@@ -154,22 +155,6 @@ class _Conversation:
         if self._turn is None:
             self._turn = _Turn()
         return self._turn
-
-
-def _with_instructions(instructions: str | None, messages: list[Message]) -> list[Message]:
-    """Templates take one system message, and only as the first: those at the start become one."""
-    said = [instructions] if instructions else []
-    first = 0
-    while first < len(messages) and messages[first].role in ("system", "developer"):
-        said.append(messages[first].content)
-        first += 1
-    system = [Message(role="system", content="\n\n".join(said))] if said else []
-    return system + [_reminder(m) if m.role in ("system", "developer") else m for m in messages[first:]]
-
-
-def _reminder(message: Message) -> Message:
-    """A later one, which Qwen's templates refuse. In its place, and not at the start: what is read already stays so."""
-    return Message(role="user", content=f"<system-reminder>\n{message.content}\n</system-reminder>")
 
 
 def _read(model: type[Item], item: Mapping[str, Any], index: int) -> Item:

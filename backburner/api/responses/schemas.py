@@ -1,6 +1,7 @@
 """The body of a Responses request: what is read, in which range, and what is refused by name."""
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -13,6 +14,8 @@ from backburner.api.schemas import MAX_TOP_LOGPROBS, Body, GenerationBody, refus
 INCLUDES_LOGPROBS = "message.output_text.logprobs"
 # What makes OpenAI send thoughts in a form that a client which keeps no thoughts sends back.
 INCLUDES_THOUGHTS = "reasoning.encrypted_content"
+
+log = logging.getLogger(__name__)
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -27,13 +30,27 @@ def _list_of_items(value: object) -> object:
 
 
 def _check_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Functions only; they go to the template in their own order of keys."""
+    """Functions go to the template in their own order of keys; of others only the type is read."""
     kind, name = tool.get("type"), tool.get("name")
-    if kind != "function":
-        raise ValueError(f"tools of type {kind!r} are not supported: this server has 'function' only"[:300])
-    if not isinstance(name, str) or not name:
+    if not isinstance(kind, str) or not kind:
+        raise ValueError("type has to be a non-empty string")
+    if kind == "function" and (not isinstance(name, str) or not name):
         raise ValueError("name has to be a non-empty string")
     return tool
+
+
+def _functions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools without those of other types, some of which Codex always sends: the model is not told of them."""
+    functions = [tool for tool in tools if tool["type"] == "function"]
+    others = ", ".join(sorted({repr(tool["type"]) for tool in tools if tool["type"] != "function"}))[:300]
+    if others and not functions:
+        raise ValueError(f"tools of type {others} are not supported: this server has 'function' only")
+    if others:
+        log.info("a request's tools of type %s are left out: this server has 'function' only", others)
+    return functions
+
+
+Tool = Annotated[dict[str, Any], AfterValidator(_check_tool)]
 
 
 def _check_tool_choice(choice: object) -> object:
@@ -76,7 +93,7 @@ class ResponsesBody(GenerationBody):
     n: int | None = Field(None, ge=1, le=1)
     input: Annotated[list[dict[str, Any]], BeforeValidator(_list_of_items)]
     instructions: str | None = None
-    tools: list[Annotated[dict[str, Any], AfterValidator(_check_tool)]] | None = None
+    tools: Annotated[list[Tool], AfterValidator(_functions)] | None = None
     tool_choice: Annotated[Any, AfterValidator(_check_tool_choice)] = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
