@@ -1,0 +1,102 @@
+"""Several workers for one conversation, its old pages and as a chain its tail: the bits are those of the host alone."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backburner.engine.sequence import Sequence
+from backburner.model.load import TINY, load
+from backburner.transport.messages import Attend, AttendAhead, Message, PutRows, TailChunk
+from benchmarks.models import SMALL, write_small
+from tests.crossing import of, watched
+from tests.host import (
+    Answer,
+    generate,
+    generate_with_state,
+    host,
+    long_prompt,
+    same,
+    serving,
+    until,
+)
+
+PAGE = 64
+WIDE = 100_000  # a window that nothing leaves
+SEAM = 4
+MODEL = ("tiny", TINY)
+TOKENS = 3
+PROMPT = long_prompt() * 8
+
+
+@lru_cache(maxsize=64)
+def alone(prompt: tuple[int, ...]) -> Answer:
+    with host(window_tokens=WIDE) as runner:
+        return generate(runner, prompt, TOKENS)
+
+
+# -- old pages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seam", [0, SEAM])
+def test_two_workers_hold_pages_of_one_conversation(seam: int) -> None:
+    sent: list[list[Message]] = [[], []]
+    with serving(model=MODEL) as one, serving(model=MODEL) as two:
+        connects = [lambda: watched(one, sent[0].append), lambda: watched(two, sent[1].append)]
+        with host(connects, split_layer=seam, window_tokens=128) as runner:
+            same(generate(runner, PROMPT[:1025], TOKENS), alone(tuple(PROMPT[:1025])))
+            assert all(w.held_pages > 0 for w in runner.workers)
+            assert runner.status().seam == (seam or None)
+    assert of(sent[0], Attend)
+    assert of(sent[1], AttendAhead), "its partials are folded onto the first one's"
+
+
+# -- a chain ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of twelve layers."""
+    shape = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 4,
+        "head_dim": 32,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    }
+    return write_small(tmp_path_factory.mktemp("twelve"), SMALL | shape)
+
+
+def test_a_chain_of_two_workers_runs_the_tail(twelve: Path) -> None:
+    model = load("twelve", twelve)
+    first, second = PROMPT[:700], PROMPT[:1300]
+    with host(model=model, folder=twelve, window_tokens=WIDE) as runner:
+        expected = [generate(runner, prompt, TOKENS) for prompt in (first, second)]
+    sent: list[list[Message]] = [[], []]
+    options: dict[str, Any] = {"model": model, "folder": twelve, "split_layer": SEAM, "sessions": 1}
+    with serving(model=("twelve", twelve)) as one, serving(model=("twelve", twelve)) as two:
+        connects = [lambda: watched(one, sent[0].append), lambda: watched(two, sent[1].append)]
+        for window in (WIDE, 128):
+            until(lambda: one._serving is None and two._serving is None)
+            with host(connects, window_tokens=window, **options) as runner:
+                for prompt, answer in zip((first, second), expected, strict=True):
+                    same(generate(runner, prompt, TOKENS), answer)
+                    assert [w.tail_layers for w in runner.workers] == [(4, 8), (8, 12)]
+        for messages in sent:
+            chunks = of(messages, TailChunk)
+            assert [c.position for c in chunks] == 2 * [0, 256, 512, 768, 1024]
+            assert not of(messages, PutRows)
+
+        def cut(state: Sequence) -> None:
+            if state.tail is not None and state.table.layers[3].offset == 768:
+                runner.workers[1]._current.link._channel.close()
+
+        until(lambda: one._serving is None and two._serving is None)
+        with host(connects, window_tokens=WIDE, **options) as runner:
+            tokens, logits, _ = generate_with_state(runner, second, TOKENS, before_step=cut)
+            same((tokens, logits), expected[1])
