@@ -8,7 +8,8 @@ import pytest
 
 from backburner.engine.sequence import Sequence
 from backburner.model.load import TINY, load
-from backburner.transport.messages import Attend, AttendAhead, Message, PutRows, TailChunk
+from backburner.transport.messages import Attend, AttendAhead, FoldOnto, Message, PutRows, TailChunk
+from backburner.worker.server import AHEAD_MAX
 from benchmarks.models import SMALL, write_small
 from tests.crossing import of, watched
 from tests.host import (
@@ -50,6 +51,34 @@ def test_two_workers_hold_pages_of_one_conversation(seam: int) -> None:
             assert runner.status().seam == (seam or None)
     assert of(sent[0], Attend)
     assert of(sent[1], AttendAhead), "its partials are folded onto the first one's"
+
+
+def test_a_worker_that_got_pages_in_many_turns_is_asked_for_no_more_than_it_keeps() -> None:
+    """Each turn's pages are dealt to both, so their runs alternate, and all but the first are attended to ahead."""
+    sent: list[list[Message]] = [[], []]
+    with (
+        serving(model=MODEL) as one,
+        serving(model=MODEL) as two,
+        host(
+            [lambda: watched(one, sent[0].append), lambda: watched(two, sent[1].append)],
+            split_layer=0,
+            window_tokens=128,
+            sessions=1,
+        ) as runner,
+    ):
+        connections = [worker.connection for worker in runner.workers]
+        for length in (1025, 1425, 1825):
+            generate(runner, PROMPT[:length], TOKENS)
+        # Long enough for steps of two ubatches, whose questions are on their way at once.
+        same(generate(runner, PROMPT[:2825], TOKENS), alone(tuple(PROMPT[:2825])))
+        assert [worker.connection for worker in runner.workers] == connections, "none was lost on the way"
+    for messages in sent:
+        kept = most = 0
+        for message in messages:
+            kept += isinstance(message, AttendAhead) - isinstance(message, FoldOnto)
+            most = max(most, kept)
+        assert kept == 0
+        assert most == AHEAD_MAX
 
 
 # -- a chain ----------------------------------------------------------------------------------------------------------
