@@ -1,25 +1,34 @@
 """Several workers for one conversation, its old pages and as a chain its tail: the bits are those of the host alone."""
 
+import threading
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from backburner.attention.select import make_engine
+from backburner.engine.request import GenerationRequest
 from backburner.engine.sequence import Sequence
+from backburner.model.hybrid import HybridModel
 from backburner.model.load import TINY, load
 from backburner.transport.messages import Attend, AttendAhead, FoldOnto, Message, PutRows, TailChunk
+from backburner.worker.mirror import Mirror
 from backburner.worker.server import AHEAD_MAX
 from benchmarks.models import SMALL, write_small
 from tests.crossing import of, watched
 from tests.host import (
+    BEST_ENGINE,
     Answer,
     generate,
     generate_with_state,
     host,
+    link_to,
     long_prompt,
     same,
     serving,
+    tiny,
     until,
 )
 
@@ -129,3 +138,54 @@ def test_a_chain_of_two_workers_runs_the_tail(twelve: Path) -> None:
         with host(connects, window_tokens=WIDE, **options) as runner:
             tokens, logits, _ = generate_with_state(runner, second, TOKENS, before_step=cut)
             same((tokens, logits), expected[1])
+
+
+def test_a_first_stage_that_runs_out_of_memory_costs_the_second_nothing() -> None:
+    """It refuses the last chunk, for whose states both are asked."""
+    prompt = PROMPT[:1025]
+    page_bytes = make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(PAGE))
+    with (
+        serving((1024 // PAGE - 1) * page_bytes, model=MODEL) as one,
+        serving(model=MODEL) as two,
+        host([lambda: link_to(one), lambda: link_to(two)], split_layer=SEAM, window_tokens=WIDE) as runner,
+    ):
+        connections = [worker.connection for worker in runner.workers]
+        same(generate(runner, prompt, TOKENS), alone(tuple(prompt)))
+        assert runner.status().lost_reads == 1
+        assert [worker.connection for worker in runner.workers] == connections
+        for connection in connections:
+            assert connection is not None
+            until(lambda link=connection.link: not link._expected)
+
+
+def test_a_cancelled_chain_leaves_nothing_on_its_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first stage's acks come when nobody takes the second's any more."""
+    go_on = threading.Event()
+    run = Mirror.run
+
+    def held_up(mirror: Mirror, model: HybridModel, *arguments: Any) -> mx.array:
+        assert mirror.span.part.first > SEAM or go_on.wait(20)
+        return run(mirror, model, *arguments)
+
+    monkeypatch.setattr(Mirror, "run", held_up)
+    sent: list[Message] = []
+    with (
+        serving(model=MODEL) as one,
+        serving(model=MODEL) as two,
+        host(
+            [lambda: link_to(one), lambda: watched(two, sent.append)], split_layer=SEAM, window_tokens=WIDE
+        ) as runner,
+    ):
+        state = runner.start(GenerationRequest("test", tuple(PROMPT[:1300]), 1))
+        for start in (0, 256):
+            runner.read(state, start, start + 256)
+        first, second = state.tail._collectors
+        runner.finish(state)
+        second.join(10)
+        go_on.set()
+        first.join(10)
+        assert not any(collector.is_alive() for collector in (first, second))
+        assert not of(sent, TailChunk)
+        for worker in runner.workers:
+            assert worker.connection is not None
+            until(lambda link=worker.connection.link: not link._expected)

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import lru_cache
@@ -29,6 +30,7 @@ from backburner.transport.messages import (
     TailChunk,
     TailOpen,
 )
+from backburner.worker.mirror import Mirror
 from backburner.worker.server import WorkerServer
 from backburner.worker.tail import Tail
 from benchmarks.models import write_small
@@ -366,6 +368,36 @@ def test_a_long_read_moves_its_base_and_can_still_be_cut(
         assert bases[-1] > 0, "the base did not move"
         assert bases == sorted(bases)
         assert len(set(bases)) > 1
+
+
+def test_states_that_a_read_no_longer_needs_do_not_stay_on_the_link(
+    monkeypatch: pytest.MonkeyPatch, worker: WorkerServer
+) -> None:
+    """Asked for in the middle of the read, they are not there when its last chunk has been sent."""
+    monkeypatch.setattr(
+        seam_module, "TailRead", functools.partial(TailRead, residual_bytes_max=2 * 256 * 192 * 4)
+    )
+    go_on = threading.Event()
+    coming: list[object] = []
+    run, finish = Mirror.run, TailRead.finish
+
+    def held_up(mirror: Mirror, model: Any, position: int, *arguments: Any) -> Any:
+        assert position < 512 or go_on.wait(20)
+        return run(mirror, model, position, *arguments)
+
+    def finished(read: TailRead, *arguments: Any) -> Any:
+        coming.append(read._coming_base)
+        go_on.set()
+        return finish(read, *arguments)
+
+    monkeypatch.setattr(Mirror, "run", held_up)
+    monkeypatch.setattr(TailRead, "finish", finished)
+    with host(lambda: link_to(worker), split_layer=SEAM, window_tokens=WIDE) as runner:
+        check(runner, PROMPT[:1025])
+        assert coming != [None]
+        connection = runner.workers[0].connection
+        assert connection is not None
+        until(lambda: not connection.link._expected)
 
 
 # At seam 2, what the tail's first attention layer sees decides all that follows. At 4, its only one is the last layer.
