@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import lru_cache
@@ -18,10 +19,9 @@ from backburner.engine.seam import SeamChooser
 from backburner.engine.sequence import Sequence
 from backburner.engine.tail import TailRead
 from backburner.kv.pages import PageTable, PendingAttention
-from backburner.model.load import TINY, load, read_config
+from backburner.model.load import TINY, read_config
 from backburner.transport.messages import (
     Attend,
-    AttendAhead,
     Message,
     NamePages,
     PutPage,
@@ -30,9 +30,10 @@ from backburner.transport.messages import (
     TailChunk,
     TailOpen,
 )
+from backburner.worker.mirror import Mirror
 from backburner.worker.server import WorkerServer
 from backburner.worker.tail import Tail
-from benchmarks.models import SMALL, write_small
+from benchmarks.models import write_small
 from tests.crossing import of, watched
 from tests.host import (
     ATTENTION,
@@ -267,69 +268,6 @@ def test_the_second_half_asks_before_the_first_computes(
             assert what == ["ask", "ask", *between, "compute", "compute"]
 
 
-@pytest.mark.parametrize("seam", [0, SEAM])
-def test_two_workers_hold_pages_of_one_conversation(seam: int) -> None:
-    sent: list[list[Message]] = [[], []]
-    with serving(model=MODEL) as one, serving(model=MODEL) as two:
-        connects = [lambda: watched(one, sent[0].append), lambda: watched(two, sent[1].append)]
-        with host(connects, split_layer=seam, window_tokens=128) as runner:
-            check(runner, PROMPT[:1025])
-            assert all(w.held_pages > 0 for w in runner.workers)
-            assert seam_of(runner) == (seam or None)
-    assert of(sent[0], Attend)
-    assert of(sent[1], AttendAhead), "its partials are folded onto the first one's"
-
-
-# -- a chain ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of twelve layers."""
-    shape = {
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 4,
-        "head_dim": 32,
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
-    }
-    return write_small(tmp_path_factory.mktemp("twelve"), SMALL | shape)
-
-
-def test_a_chain_of_two_workers_runs_the_tail(twelve: Path) -> None:
-    model = load("twelve", twelve)
-    first, second = PROMPT[:700], PROMPT[:1300]
-    with host(model=model, folder=twelve, window_tokens=WIDE) as runner:
-        expected = [generate(runner, prompt, TOKENS) for prompt in (first, second)]
-    sent: list[list[Message]] = [[], []]
-    options: dict[str, Any] = {"model": model, "folder": twelve, "split_layer": SEAM, "sessions": 1}
-    with serving(model=("twelve", twelve)) as one, serving(model=("twelve", twelve)) as two:
-        connects = [lambda: watched(one, sent[0].append), lambda: watched(two, sent[1].append)]
-        for window in (WIDE, 128):
-            until(lambda: one._serving is None and two._serving is None)
-            with host(connects, window_tokens=window, **options) as runner:
-                for prompt, answer in zip((first, second), expected, strict=True):
-                    same(generate(runner, prompt, TOKENS), answer)
-                    assert [w.tail_layers for w in runner.workers] == [(4, 8), (8, 12)]
-        for messages in sent:
-            chunks = of(messages, TailChunk)
-            assert [c.position for c in chunks] == 2 * [0, 256, 512, 768, 1024]
-            assert not of(messages, PutRows)
-
-        def cut(state: Sequence) -> None:
-            if state.tail is not None and state.table.layers[3].offset == 768:
-                runner.workers[1]._current.link._channel.close()
-
-        until(lambda: one._serving is None and two._serving is None)
-        with host(connects, window_tokens=WIDE, **options) as runner:
-            tokens, logits, _ = generate_with_state(runner, second, TOKENS, before_step=cut)
-            same((tokens, logits), expected[1])
-
-
 # -- who decides ------------------------------------------------------------------------------------------------------
 
 
@@ -430,6 +368,36 @@ def test_a_long_read_moves_its_base_and_can_still_be_cut(
         assert bases[-1] > 0, "the base did not move"
         assert bases == sorted(bases)
         assert len(set(bases)) > 1
+
+
+def test_states_that_a_read_no_longer_needs_do_not_stay_on_the_link(
+    monkeypatch: pytest.MonkeyPatch, worker: WorkerServer
+) -> None:
+    """Asked for in the middle of the read, they are not there when its last chunk has been sent."""
+    monkeypatch.setattr(
+        seam_module, "TailRead", functools.partial(TailRead, residual_bytes_max=2 * 256 * 192 * 4)
+    )
+    go_on = threading.Event()
+    coming: list[object] = []
+    run, finish = Mirror.run, TailRead.finish
+
+    def held_up(mirror: Mirror, model: Any, position: int, *arguments: Any) -> Any:
+        assert position < 512 or go_on.wait(20)
+        return run(mirror, model, position, *arguments)
+
+    def finished(read: TailRead, *arguments: Any) -> Any:
+        coming.append(read._coming_base)
+        go_on.set()
+        return finish(read, *arguments)
+
+    monkeypatch.setattr(Mirror, "run", held_up)
+    monkeypatch.setattr(TailRead, "finish", finished)
+    with host(lambda: link_to(worker), split_layer=SEAM, window_tokens=WIDE) as runner:
+        check(runner, PROMPT[:1025])
+        assert coming != [None]
+        connection = runner.workers[0].connection
+        assert connection is not None
+        until(lambda: not connection.link._expected)
 
 
 # At seam 2, what the tail's first attention layer sees decides all that follows. At 4, its only one is the last layer.

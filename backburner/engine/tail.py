@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -123,18 +123,26 @@ def bring_up(stage: Stage, state: Sequence, position: int) -> None:
         link.wait(tags.popleft(), OPEN_DEADLINE_S)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Chunk:
     position: int
     tokens: int
     key: bytes | None
     rows: bool
+    states: frozenset[int]  # layers that are asked for what the chunk leaves there
     sent_s: float = 0.0
     tag: int = 0
 
+    @property
+    def end(self) -> int:
+        return self.position + self.tokens
+
 
 class _Collector(threading.Thread):
-    """Takes one stage's acks as they come, so that its worker never waits for somebody to read, and passes them on."""
+    """Takes one stage's acks as they come, so that its worker never waits for somebody to read, and passes them on.
+
+    When it ends it leaves nothing on the link: neither an ack nor a state that nobody has taken.
+    """
 
     def __init__(self, read: "TailRead", number: int, stage: Stage) -> None:
         super().__init__(name=f"tail-{number}", daemon=True)
@@ -143,61 +151,84 @@ class _Collector(threading.Thread):
         self.stage = stage
         self._chunks: deque[_Chunk] = deque()
         self._changed = threading.Condition()
+        self._sending = False  # a chunk whose ack will have to be taken
         self._ended = False
 
     def send(self, chunk: _Chunk, residual: npt.NDArray[Any]) -> None:
-        """Posts a chunk. Raises TransportError."""
-        request = TailChunk(self.stage.sequence, chunk.position, residual, chunk.key, chunk.rows, False, None)
-        mine = _Chunk(chunk.position, chunk.tokens, chunk.key, chunk.rows, time.monotonic())
-        mine.tag = self.stage.connection.link.post(request)
+        """Asks for the states that the chunk will leave, and posts it. Raises TransportError, or TailLost when the
+        rest of the read is not wanted."""
+        with self._changed:
+            if self._ended:
+                raise TailLost("the read goes on without this stage")
+            self._sending = True
+        try:
+            self._post(chunk, residual)
+        finally:
+            with self._changed:
+                self._sending = False
+                self._changed.notify()
+
+    def _post(self, chunk: _Chunk, residual: npt.NDArray[Any]) -> None:
+        stage, link = self.stage, self.stage.connection.link
+        # Not earlier: should the chunk never come, because a stage before this one failed, nobody would answer.
+        for layer in sorted(chunk.states):
+            if stage.first <= layer < stage.stop:
+                tag = link.post(GetState(stage.sequence, layer, chunk.end))
+                self._read.asked(stage, layer, chunk.end, tag)
+        sent_s = time.monotonic()
+        request = TailChunk(stage.sequence, chunk.position, residual, chunk.key, chunk.rows, False, None)
+        mine = replace(chunk, sent_s=sent_s, tag=link.post(request))
         with self._changed:
             self._chunks.append(mine)
-            self._changed.notify()
 
     def end(self) -> None:
+        """Nobody wants more of this stage."""
         with self._changed:
             self._ended = True
             self._changed.notify()
 
     def run(self) -> None:
-        stage, read = self.stage, self._read
-        while True:
-            with self._changed:
-                while not self._chunks:
-                    if self._ended:
-                        return
-                    self._changed.wait()
-                chunk = self._chunks.popleft()
-                ahead = 1 + len(self._chunks)
+        while (taken := self._next()) is not None:
+            chunk, ahead = taken
             try:
-                ack = stage.connection.link.wait(chunk.tag, stage.deadline_s(chunk.tokens * ahead))
-                assert isinstance(ack, TailAck)  # the link has checked it
-                stage.observe(chunk.tokens * ahead, time.monotonic() - chunk.sent_s)
-                read.arrived(self._number, chunk, ack)
+                self._take(chunk, chunk.tokens * ahead)
             except BackburnerError as e:
-                read.fail(e)
-                self._drain()
-                return
+                self._fail(e)
             except Exception as e:  # a fault of ours must not leave the engine waiting
                 log.exception("collecting a tail's rows failed")
-                read.fail(TransportError(f"{type(e).__name__}: {e}"))
-                return
-
-    def _drain(self) -> None:
-        """Takes what will still be answered off the link."""
-        with self._changed:
-            chunks, self._ended = list(self._chunks), True
-        for chunk in chunks:
+                self._fail(TransportError(f"{type(e).__name__}: {e}"))
+        for tag in self._read.not_taken(self.stage):  # arrived or refused before the acks
             with contextlib.suppress(BackburnerError):
-                self.stage.connection.link.wait(chunk.tag, self.stage.deadline_s(chunk.tokens))
+                self.stage.connection.link.wait(tag)
+
+    def _next(self) -> tuple[_Chunk, int] | None:
+        """The oldest chunk whose ack was not taken, and how many there are."""
+        with self._changed:
+            while not self._chunks:
+                if self._ended and not self._sending:
+                    return None
+                self._changed.wait()
+            return self._chunks.popleft(), 1 + len(self._chunks)
+
+    def _take(self, chunk: _Chunk, tokens: int) -> None:
+        """Waits until the stage has run so many tokens, the chunk's the last of them, and passes the ack on."""
+        stage = self.stage
+        ack = stage.connection.link.wait(chunk.tag, stage.deadline_s(tokens))
+        assert isinstance(ack, TailAck)  # the link has checked it
+        stage.observe(tokens, time.monotonic() - chunk.sent_s)
+        if not self._ended:
+            self._read.arrived(self._number, chunk, ack)
+
+    def _fail(self, error: BackburnerError) -> None:
+        self._read.fail(error)
+        self.end()
 
 
 class TailRead:
     """One read whose tail layers run on workers, some ubatches behind the host.
 
     The host's caches of tail layers get their rows as they arrive; their recurrent states stay at `base` until the
-    read ends, and `recover` goes on from there when a worker is lost. All methods but `arrived` and `fail` are for the
-    engine's thread.
+    read ends, and `recover` goes on from there when a worker is lost.
     """
 
     def __init__(
@@ -210,6 +241,7 @@ class TailRead:
         residual_bytes_max: int = RESIDUAL_BYTES_MAX,
     ) -> None:
         """start: where the read begins. last_start: where its last ubatch does, which the host runs itself."""
+        assert start < last_start, "nothing for the workers to run"
         self._model = model
         self._state = state
         self.stages = tuple(stages)
@@ -219,9 +251,9 @@ class TailRead:
         self._base = Checkpoint(start, self._tail_states())
         self._residuals: deque[tuple[int, npt.NDArray[Any]]] = deque()  # since the base
         self._pushed = start
-        self._coming_base: tuple[int, dict[int, tuple[Stage, int]]] | None = None
-        self._state_tags: dict[int, tuple[Stage, int]] = {}  # by layer, of the last chunk
-        self._changed = threading.Condition()
+        self._coming_base: int | None = None  # where the states were asked for that will be the next one's
+        self._changed = threading.Condition()  # guards what collectors change: all up to `tokens`
+        self._state_tags: dict[tuple[int, int], tuple[Stage, int]] = {}  # by layer and position
         self._acks: deque[tuple[int, TailAck]] = deque()  # by stage, not yet absorbed
         self._acked = [start] * len(self.stages)  # positions that each stage has run
         self._failed: BackburnerError | None = None
@@ -241,20 +273,31 @@ class TailRead:
 
     def arrived(self, number: int, chunk: _Chunk, ack: TailAck) -> None:
         """A stage has run a chunk: its rows are kept for `push`, its residual goes to the next stage."""
-        end = chunk.position + chunk.tokens
-        if ack.position != end:
-            raise ProtocolError(f"a tail stands at {ack.position} after a chunk that ends at {end}")
+        if ack.position != chunk.end:
+            raise ProtocolError(f"a tail stands at {ack.position} after a chunk that ends at {chunk.end}")
         if number + 1 < len(self.stages):
             if ack.residual is None:
                 raise ProtocolError("a stage of a chain sent no residual")
             self._collectors[number + 1].send(chunk, ack.residual)
         with self._changed:
             self._acks.append((number, ack))
-            self._acked[number] = end
+            self._acked[number] = chunk.end
             self.worker_s += ack.seconds
             if number == 0:
                 self.tokens += chunk.tokens
             self._changed.notify_all()
+
+    def asked(self, stage: Stage, layer: int, position: int, tag: int) -> None:
+        """A stage was asked for what a layer leaves at a position: there is a tag to wait for."""
+        with self._changed:
+            self._state_tags[layer, position] = stage, tag
+            self._changed.notify_all()
+
+    def not_taken(self, stage: Stage) -> list[int]:
+        """Tags of what a stage was asked for and the engine did not wait for; it will not."""
+        with self._changed:
+            keys = [key for key, (asked, _) in self._state_tags.items() if asked is stage]
+            return [self._state_tags.pop(key)[1] for key in keys]
 
     def fail(self, error: BackburnerError) -> None:
         with self._changed:
@@ -273,13 +316,15 @@ class TailRead:
         self._pushed = end = position + rows.shape[0]
         self._wait_until(lambda: self._acked[-1] >= self._oldest_allowed())
         self._absorb()
+        last = end == self._last_start
+        states: list[int] = []
+        if last:
+            states = list(range(self.seam, len(self._state.caches)))
+        elif self._coming_base is None and self._kept_bytes() > self._residual_bytes_max:
+            self._coming_base, states = end, self._tail(self._state.recurrent_layers)
+        # The last chunk's rows come layer by layer.
+        chunk = _Chunk(position, rows.shape[0], key, not last, frozenset(states))
         try:
-            if end == self._last_start:
-                self._state_tags = self._ask_states(end, all_layers=True)
-            elif self._coming_base is None and self._kept_bytes() > self._residual_bytes_max:
-                self._coming_base = end, self._ask_states(end, all_layers=False)
-            # The last chunk's rows come layer by layer.
-            chunk = _Chunk(position, rows.shape[0], key, rows=end != self._last_start)
             self._collectors[0].send(chunk, rows)
         except TransportError as e:
             raise TailLost(str(e)) from e
@@ -301,17 +346,6 @@ class TailRead:
     def _kept_bytes(self) -> int:
         return sum(rows.nbytes for _, rows in self._residuals)
 
-    def _ask_states(self, position: int, all_layers: bool) -> dict[int, tuple[Stage, int]]:
-        """Before the chunk that ends at `position`: each layer's answer leaves as soon as that chunk has left it."""
-        tags = {}
-        recurrent = set(self._state.recurrent_layers)
-        for stage in self.stages:
-            for layer in range(stage.first, stage.stop):
-                if all_layers or layer in recurrent:
-                    tag = stage.connection.link.post(GetState(stage.sequence, layer, position))
-                    tags[layer] = stage, tag
-        return tags
-
     def _absorb(self) -> None:
         """Puts the rows that have arrived into the host's pages."""
         with self._changed:
@@ -330,19 +364,25 @@ class TailRead:
 
     def _move_base(self) -> None:
         """In a long read: when the states of a later position are there, what led to it can be forgotten."""
-        if self._coming_base is None or self._acked[-1] < self._coming_base[0]:
+        position = self._coming_base
+        if position is None or self._acked[-1] < position:
             return
-        position, tags = self._coming_base
         self._coming_base = None
         self._absorb()
-        states = {layer: self._state_of(stage, tag) for layer, (stage, tag) in tags.items()}
+        layers = self._tail(self._state.recurrent_layers)
+        states = {layer: self._state_of(layer, position) for layer in layers}
         self._base = Checkpoint(
             position, {i: [from_numpy(a, self._model.dtype) for a in s] for i, s in states.items()}
         )
         while self._residuals and self._residuals[0][0] < position:
             self._residuals.popleft()
 
-    def _state_of(self, stage: Stage, tag: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def _state_of(self, layer: int, position: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """What a layer left at a position where it was asked for."""
+        asked = layer, position
+        with self._changed:
+            self._wait_until(lambda: asked in self._state_tags)
+            stage, tag = self._state_tags.pop(asked)
         behind = max(1, self._pushed - self._acked[-1])
         try:
             reply = stage.connection.link.wait(tag, stage.deadline_s(behind))
@@ -363,8 +403,7 @@ class TailRead:
         self._absorb()
         states: dict[int, list[Any]] = {}
         for layer in range(self.seam, len(state.caches)):
-            stage, tag = self._state_tags.pop(layer)
-            first, second = self._state_of(stage, tag)
+            first, second = self._state_of(layer, self._last_start)
             if layer in state.table.layers:
                 state.table.layers[layer].append(first, second)
             else:
@@ -401,16 +440,9 @@ class TailRead:
         table.drop_to(held)
 
     def abandon(self) -> None:
-        """Nobody wants the rest: collectors end, and no reply stays on a link."""
+        """Nobody wants the rest: collectors take what is still answered off the links, and end."""
         self.fail(TailLost("given up"))
         self._end()
-        waiting = [*self._state_tags.values()]
-        if self._coming_base is not None:
-            waiting += self._coming_base[1].values()
-        for stage, tag in waiting:
-            with contextlib.suppress(BackburnerError):
-                stage.connection.link.wait(tag, stage.deadline_s(max(1, self._pushed - self._acked[-1])))
-        self._state_tags, self._coming_base = {}, None
 
     def _end(self) -> None:
         for collector in self._collectors:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,10 @@ SLOWEST_FLOP_PER_S = 1e9
 
 # Nor one that takes longer for a token and layer: a tenth of the first Backburner's phone.
 SLOWEST_S_PER_TOKEN_LAYER = 3e-3
+
+# AttendAheads that a worker is sent of one question before their folds: it keeps four, and in a read two questions are
+# on their way. With two it has one to compute while the other is folded.
+AHEAD_OF_QUESTION = 2
 
 # Pages from the spill that are open at a time: an engine that copies them (mlx) takes 16.8 MB for each.
 SPILLED_PAGES_AT_ONCE = 8
@@ -85,21 +90,38 @@ class HeldQuestion:
         self._q = q
         self._segments = tuple(segments)
         self._spilled = spilled
+        self._later: list[Segment] = []  # to be computed ahead when their worker has room
 
     def post(self) -> None:
         """The first holder folds from nothing; the others compute ahead and get the fold before theirs later."""
-        for n, segment in enumerate(self._segments):
-            connection = segment.connection
-            if connection is None:
-                continue
-            ask = Attend if n == 0 else AttendAhead
-            connection.mover.be_patient(connection.attends.deadline_s(self._flop(segment)))
-            segment.posted_s = time.monotonic()
-            with contextlib.suppress(TransportError):  # `answer` goes another way
-                pages = segment.stop - segment.start
-                segment.tag = connection.link.post(
-                    ask(segment.sequence, self._layer, segment.first, pages, self._q)
-                )
+        first, *others = self._segments
+        self._send(first, Attend)
+        sent: Counter[PageConnection | None] = Counter()
+        for segment in others:
+            if sent[segment.connection] < AHEAD_OF_QUESTION:
+                sent[segment.connection] += 1
+                self._send(segment, AttendAhead)
+            else:
+                self._later.append(segment)
+
+    def _send_next(self, connection: PageConnection) -> None:
+        """A worker has made one fold: it has room for the next of its segments."""
+        segment = next((s for s in self._later if s.connection is connection), None)
+        if segment is not None:
+            self._later.remove(segment)
+            self._send(segment, AttendAhead)
+
+    def _send(self, segment: Segment, ask: type[Attend | AttendAhead]) -> None:
+        connection = segment.connection
+        if connection is None:
+            return
+        connection.mover.be_patient(connection.attends.deadline_s(self._flop(segment)))
+        segment.posted_s = time.monotonic()
+        with contextlib.suppress(TransportError):  # `answer` goes another way
+            pages = segment.stop - segment.start
+            segment.tag = connection.link.post(
+                ask(segment.sequence, self._layer, segment.first, pages, self._q)
+            )
 
     def answer(self) -> Partial:
         """The fold over all held pages. Raises WorkerLost when pages are nowhere any more."""
@@ -130,6 +152,7 @@ class HeldQuestion:
                 connection.link.wait(tag, deadline_s)
                 connection.attends.observe(flop, time.monotonic() - segment.posted_s)
                 reply = connection.link.exchange(FoldOnto(tag, before.o, before.lse), deadline_s)
+                self._send_next(connection)
         except (RemoteError, TransportError) as e:
             log.warning("a worker did not answer for held pages: %s", e)
             connection.link.give_up(str(e))

@@ -22,10 +22,13 @@ class ReplyClock:
 
     def deadline_s(self, units: float) -> float:
         """The longest to wait for a request of so many units."""
+        per_unit, flat = self._first
+        slowest = flat + units * per_unit
         if self._s_per_unit is None:
-            per_unit, flat = self._first
-            return flat + units * per_unit
-        return max(FLOOR_S, MARGIN * (self._flat_s + units * self._s_per_unit))
+            return slowest
+        # Never longer than before anything was measured: a hiccup of a second in a request of little work would be
+        # hours in one of much.
+        return max(FLOOR_S, min(slowest, MARGIN * (self._flat_s + units * self._s_per_unit)))
 
     def observe(self, units: float, seconds: float) -> None:
         """A reply has come."""

@@ -61,7 +61,8 @@ UNPROVEN_MAX = 32
 # How long the end waits for the request that is being answered; the slowest takes about a second.
 STOP_DEADLINE_S = 5.0
 
-# Queries whose fold another worker's partial has to come before: two halves of a read are on their way at once.
+# Queries whose fold another worker's partial has to come before. A host has two of each question here,
+# and two questions on their way in a read.
 AHEAD_MAX = 4
 
 # What a worker with a model answers on the tail's own thread.
