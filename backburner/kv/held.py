@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -351,6 +351,9 @@ class HeldPages:
 
     def truncate(self, table: PageTable, pages: int) -> None:
         """Forgets all pages but the first `pages`. What was sent stays with the worker as a cache."""
+        if self.mirror is not None:
+            # Behind them the tail still has rows of the tokens that went: no name of new ones may get those.
+            self.mirror = replace(self.mirror, pages=min(self.mirror.pages, pages))
         del self._plan[max(pages, len(self._keys)) :]  # dealt, but not offered yet
         if pages >= len(self._keys):
             return
