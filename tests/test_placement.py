@@ -10,6 +10,7 @@ from backburner.attention.select import make_engine
 from backburner.engine.request import GenerationRequest
 from backburner.engine.runner import ModelRunner
 from backburner.engine.scheduler import UBATCH_TOKENS
+from backburner.engine.sequence import Sequence
 from backburner.errors import HostFull, WorkerLost
 from backburner.kv.mover import PageMover
 from backburner.model import load as load_module
@@ -167,6 +168,31 @@ def test_a_worker_that_is_full_leaves_pages_on_the_host(alone, caplog) -> None:
         assert state.held is not None
         assert "out_of_budget" in str(state.held.refused)
     assert "takes no more pages" in caplog.text
+    assert tokens == alone[0]
+    assert all(np.array_equal(a, b) for a, b in zip(logits, alone[1], strict=True))
+
+
+def test_a_worker_that_is_back_within_a_request_answers_for_pages_without_a_copy(alone, tmp_path) -> None:
+    """The spill was full, the link was lost for a moment, and the worker still has what only it had."""
+    lost: list[object] = []
+    with (
+        serving() as server,
+        host(lambda: link_to(server), spill_folder=tmp_path, spill_bytes=memory_of_two_pages()) as runner,
+    ):
+        (worker,) = runner.workers
+
+        def lose(state: Sequence) -> None:
+            if lost or state.table.held < 4:
+                return
+            assert runner.status().spill_pages == 2
+            lost.append(connection := worker.connection)
+            assert connection is not None
+            connection.link.close()
+            until(lambda: worker.connection is not None)
+
+        tokens, logits, _ = generate_with_state(runner, long_prompt(), TOKENS, before_step=lose)
+        assert worker.connection not in [None, *lost]
+    assert lost, "the test must really use held pages"
     assert tokens == alone[0]
     assert all(np.array_equal(a, b) for a, b in zip(logits, alone[1], strict=True))
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from backburner.engine import runner as runner_module
 from backburner.engine.engine import Engine
 from backburner.engine.request import Delta, Failed, Finished, GenerationRequest
 from backburner.engine.runner import ModelRunner
 from backburner.engine.sessions import Sessions
 from tests.host import NOTES, chat, generate, generate_with_state, host, link_to, serving, until
+from tests.transport_helpers import LONG_S
 
 TOKENS = 6
 CONVERSATION = chat("What is the code of the blue gate?", "Notes. " + NOTES * 4)
@@ -171,28 +173,49 @@ def test_a_lost_worker_costs_a_kept_conversation_its_warmth_but_no_token(tmp_pat
             assert warm(runner, prompt, 64) == read_from
 
 
-def test_a_worker_that_comes_back_is_not_sent_what_it_still_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spilled", [True, False])
+def test_a_worker_that_comes_back_is_not_sent_what_it_still_has(tmp_path: Path, spilled: bool) -> None:
     """Its process lived on, only the link was lost."""
+    spill = tmp_path if spilled else None
     with (
         serving() as server,
-        host(lambda: link_to(server), sessions=1, spill_folder=tmp_path, **PLACES["held"]) as runner,
+        host(lambda: link_to(server), sessions=1, spill_folder=spill, **PLACES["held"]) as runner,
     ):
         first, second, _ = turns(CONVERSATION)
         generate(runner, first, 2)
         (worker,) = runner.workers
+        (state,) = runner.sessions
+        layers = len(state.table.layers)
+        until(lambda: server.store.complete_pages() == 600 // 64 * layers)
         connection = worker.connection
         assert connection is not None
         connection.link.close()
         until(lambda: worker.connection is not None)
         assert worker.connection is not connection
         assert warm(runner, second, 64) == 512
-        (state,) = runner.sessions
-        layers, back = len(state.table.layers), worker.connection
+        back = worker.connection
         assert back is not None
+        assert list(runner.sessions) == [state]
         assert state.held is not None
         assert state.held.held_on(0, state.table.held) == state.table.held, "in use again, for all pages"
         assert back.mover.found_pages >= 512 // 64 * layers
         assert back.mover.moved_pages <= (len(second) + TOKENS - 512) // 64 * layers
+
+
+def test_a_worker_that_only_has_to_be_greeted_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has looked for it since the link was lost, and nobody else has the pages."""
+    monkeypatch.setattr(runner_module, "RETRY_GREETING_S", LONG_S)
+    with (
+        serving() as server,
+        host(lambda: link_to(server), sessions=1, **PLACES["held"]) as runner,
+    ):
+        first, second, _ = turns(CONVERSATION)
+        generate(runner, first, 2)
+        connection = runner.workers[0].connection
+        assert connection is not None
+        connection.link.close()
+        until(lambda: server._serving is None)
+        assert warm(runner, second, 64) == 512
 
 
 def test_the_least_recently_used_conversation_gives_way() -> None:

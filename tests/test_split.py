@@ -14,6 +14,7 @@ import pytest
 
 from backburner.config import SPLIT_MIN_TOKENS
 from backburner.engine import seam as seam_module
+from backburner.engine.request import GenerationRequest
 from backburner.engine.runner import ModelRunner
 from backburner.engine.seam import SeamChooser
 from backburner.engine.sequence import Sequence
@@ -223,6 +224,30 @@ def test_pages_that_the_tail_made_are_born_held() -> None:
     made = set(keys[: 1024 // PAGE])
     assert of(sent, NamePages)
     assert {p.layer for p in of(sent, PutPage) if p.key in made} == {3}
+
+
+@pytest.mark.parametrize("end", ["edited", "cancelled"])
+def test_rows_that_an_edit_replaced_are_not_named_for_the_new_ones(end: str) -> None:
+    """Its reads are too short to be split, so the tail still has what it computed for the tokens before."""
+    sent: list[Message] = []
+    edited = PROMPT[:780] + OTHER[780:1500]
+    with (
+        serving(model=MODEL) as server,
+        host(lambda: watched(server, sent.append), split_layer=SEAM, window_tokens=640, sessions=1) as runner,
+    ):
+        check(runner, PROMPT[:900])
+        if end == "edited":
+            check(runner, PROMPT[:1400])
+        else:
+            state = runner.start(GenerationRequest("cancelled", tuple(PROMPT[:1400]), 1))
+            runner.prefill(state, 768, 1024)
+            runner.finish(state)
+        for length in (1270, 1500):
+            state = check(runner, edited[:length])
+            assert state.read_from in (768, 1024)
+            assert seam_of(runner) is None
+        assert state.table.held > 768 // PAGE, "the test must really use new pages at the worker"
+    assert {len(n.keys) for n in of(sent, NamePages)} == set(range(1, 768 // PAGE + 1))
 
 
 @pytest.mark.parametrize("seam", [0, SEAM])

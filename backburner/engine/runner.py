@@ -256,6 +256,7 @@ class ModelRunner:
         if state is None:
             return None
         try:
+            self._regain(state)
             common = min(common_prefix(state.tokens, prompt), limit)
             state.read_from = state.rewind(common)
             if state.held is not None:
@@ -269,6 +270,16 @@ class ModelRunner:
         state.table.shared_tokens = len(prompt) // UBATCH_TOKENS * UBATCH_TOKENS
         state.sample, state.scores = self._sampler(request), None
         return state
+
+    def _regain(self, state: Sequence) -> None:
+        """Workers that were away since say what they still have of a kept conversation."""
+        held = state.held
+        if held is None:
+            return
+        if held.missing(state.table.held) is not None:
+            for worker in self.workers:  # a moment, where the alternative is to read all of it again
+                worker.await_return(RETRY_GREETING_S)
+        held.renew(state.table)
 
     def _give_up(self, state: Sequence) -> None:
         if state.tail is not None:

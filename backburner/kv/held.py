@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -121,11 +121,15 @@ class HeldPages:
         shares = [self._bound(page) for page in range(count)]
         return sum(share is self._shares.get(worker) for share in shares if share is not None)
 
+    def missing(self, count: int) -> int | None:
+        """The first of the first `count` pages that nobody can answer for now, or None."""
+        return next((p for p in range(count) if self._bound(p) is None and not self._has_copy(p)), None)
+
     def check(self, count: int) -> None:
         """Raises WorkerLost when some of the first `count` pages are nowhere any more."""
-        for page in range(count):
-            if self._bound(page) is None and not (self._spill and self._spill.written(self._keys[page])):
-                raise _lost(self._why_lost(page))
+        page = self.missing(count)
+        if page is not None:
+            raise _lost(self._why_lost(page))
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -162,6 +166,9 @@ class HeldPages:
             return None
         return share
 
+    def _has_copy(self, page: int) -> bool:
+        return self._spill is not None and self._spill.written(self._keys[page])
+
     def _spilled(self, page: int, layer: int) -> Any:
         found = self._spill.page(self._keys[page], layer) if self._spill else None
         if found is None:
@@ -181,7 +188,8 @@ class HeldPages:
         `expected_tokens` is what the sequence will reach for certain. Waits when the host is too far past its window.
         Raises WorkerLost when held pages are nowhere any more.
         """
-        self._renew(table)
+        self._ask_again(table)
+        self.renew(table)
         self._offer(table, expected_tokens)
         policy = self._residency
         secured = self._secured(table)
@@ -193,19 +201,28 @@ class HeldPages:
             secured = self._secured(table)
         table.drop_to(policy.droppable(table.tokens, secured))
 
-    def _renew(self, table: PageTable) -> None:
-        """Gives back to workers that have returned what they held; those that still have it say so."""
+    def _ask_again(self, table: PageTable) -> None:
+        """Where pages were refused, others' may give way to them."""
+        for share in self._shares.values():
+            if share.moves.refused is not None and share.alive and self._make_room():
+                self._shorten(table, share)  # what is bound may be nowhere else
+
+    def renew(self, table: PageTable) -> None:
+        """Gives back to workers that have returned what they held; those that still have it say so.
+
+        Waits for what nobody else can answer for. Whether all of it is there again, `check` tells.
+        """
         for index, share in self._shares.items():
             connection = self._workers[index].connection
             if connection is None or connection is share.connection:
-                if share.moves.refused is not None and share.alive and self._make_room():
-                    self._shorten(table, share)  # what is bound may be nowhere else
                 continue
             share.connection = connection
             self._offer_anew(table, share)
-            if self._spill is None:  # nobody else can answer for what is held
-                held = sum(page < table.held for page in share.pages)
-                connection.mover.wait_bound(share.moves, held, MOVE_DEADLINE_S)
+            needed = [
+                n for n, page in enumerate(share.pages) if page < table.held and not self._has_copy(page)
+            ]
+            if needed:
+                connection.mover.wait_bound(share.moves, needed[-1] + 1, MOVE_DEADLINE_S)
 
     def _offer_anew(self, table: PageTable, share: _Share) -> None:
         share.connection.mover.release(share.moves)
@@ -351,6 +368,9 @@ class HeldPages:
 
     def truncate(self, table: PageTable, pages: int) -> None:
         """Forgets all pages but the first `pages`. What was sent stays with the worker as a cache."""
+        if self.mirror is not None:
+            # Behind them the tail still has rows of the tokens that went: no name of new ones may get those.
+            self.mirror = replace(self.mirror, pages=min(self.mirror.pages, pages))
         del self._plan[max(pages, len(self._keys)) :]  # dealt, but not offered yet
         if pages >= len(self._keys):
             return

@@ -89,6 +89,7 @@ class PageMover:
         self._pieces = ReplyClock(1 / SLOWEST_BYTES_PER_S, link.timeout_s)  # units: bytes
         self._questions = ReplyClock(0.0, link.timeout_s)
         self._last_contact = time.monotonic()
+        self._naming = False
         self.error: TransportError | None = None
         self.stats: StatsReply | None = None  # the worker's latest counters
         self.moved_pages = 0  # (key, layer) pages sent
@@ -117,15 +118,15 @@ class PageMover:
     def wait_bound(self, moves: Moves, count: int, timeout_s: float) -> bool:
         """Waits until `count` leading pages are bound. False when the deadline, a refusal or a lost link came first.
 
-        Whoever waits here asks the worker nothing meanwhile, so that it has only pieces to answer: when it is silent
-        for as long as the link allows a reply, it is gone.
+        Whoever waits here asks the worker nothing meanwhile, so that it has only pieces and names to answer: when it is
+        silent for longer than these may take, it is gone.
         """
         begun = time.monotonic()
         deadline = begun + timeout_s
         with self._changed:
             while moves.bound < count and moves.refused is None and self.error is None:
                 now = time.monotonic()
-                silent = max(begun, self._last_contact) + self._pieces.deadline_s(PIECE_BYTES)
+                silent = max(begun, self._last_contact) + self._silence_s()
                 if now >= silent:
                     self._fail(LinkTimeout(f"{self._link.peer} has stopped taking pages."))
                     self._link.close()  # wakes the mover's thread
@@ -134,6 +135,10 @@ class PageMover:
                 else:
                     self._changed.wait(min(silent, deadline) - now)
             return moves.bound >= count
+
+    def _silence_s(self) -> float:
+        """How long a worker that is there may say nothing."""
+        return MOVE_DEADLINE_S if self._naming else self._pieces.deadline_s(PIECE_BYTES)
 
     def release(self, moves: Moves) -> None:
         """The sequence has ended: what is still queued is dropped, what was sent stays with the worker as a cache."""
@@ -190,21 +195,16 @@ class PageMover:
 
     def _exchange(self, request: Any) -> Any:
         begun = time.monotonic()
-        # A tail names pages between two of its chunks, which may take seconds.
-        limit = MOVE_DEADLINE_S if isinstance(request, NamePages) else self._questions.deadline_s(1)
-        reply = self._link.exchange(request, limit + self._patience_s())
+        reply = self._link.exchange(request, self._questions.deadline_s(1) + self._patience_s())
         self._last_contact = time.monotonic()
-        if not isinstance(request, NamePages) and not self._patience_s():
+        if not self._patience_s():
             self._questions.observe(1, self._last_contact - begun)
         return reply
 
     def _move(self, moves: Moves, index: int, job: _Job) -> None:
         key = moves.keys[index]
         if job.names is not None:
-            try:
-                self._exchange(job.names)
-            except RemoteError as e:  # the tail has been given up since: then all layers cross
-                log.info("the worker's tail does not have a page: %s", e)
+            self._name(job.names)
         if self._has(key, None):
             self.found_pages += self._layers
         else:
@@ -222,6 +222,18 @@ class PageMover:
         with self._changed:
             moves.bound = index + 1
             self._changed.notify_all()
+
+    def _name(self, names: NamePages) -> None:
+        """A tail answers between two of its chunks, which may take seconds."""
+        self._naming = True
+        try:
+            self._link.exchange(names, MOVE_DEADLINE_S + self._patience_s())
+        except RemoteError as e:  # the tail has been given up since: then all layers cross
+            log.info("the worker's tail does not have a page: %s", e)
+        finally:
+            with self._changed:
+                self._last_contact, self._naming = time.monotonic(), False
+                self._changed.notify_all()  # from here on, less silence is allowed
 
     def _has(self, key: bytes, layer: int | None) -> bool:
         return bool(self._exchange(Have((key,), layer)).bitmap[0] & 1)
