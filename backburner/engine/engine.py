@@ -250,6 +250,11 @@ class Engine(Generic[S]):
             self._started.set()
             while (job := self._next()) is not None:
                 self._serve(job)
+        except BaseException as e:
+            with self._changed:
+                # Before the runner is closed, which takes a while: what waits may go on waiting.
+                self._restarting = _named(e)
+            raise
         finally:
             self._runner = None
             self._leave(runner)
