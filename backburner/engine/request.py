@@ -93,8 +93,9 @@ class Delta:
     """More of the answer. `text` may be empty while a character or a stop string is undecided.
 
     `token_ids` are the tokens that were generated; `logprobs` are those of the tokens whose text is complete with this
-    `text`. They lag behind when text is held back, the end token has none, and the last is cut where a stop string cuts
-    its text: over all Deltas, the joined bytes of `logprobs` are those of the joined `text`.
+    `text`. They lag behind when text is held back, and the last is cut where a stop string cuts its text. An end token,
+    and parts of a character that is never completed, have no bytes: over all Deltas, the joined bytes of `logprobs` are
+    those of the joined `text`.
     """
 
     text: str
