@@ -113,6 +113,11 @@ class Finished:
     cached_tokens: int = 0
     stop: str | None = None  # the stop string that ended it
 
+    @property
+    def cut(self) -> bool:
+        """Whether the model would have gone on."""
+        return self.reason == "length" or self.stop is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:

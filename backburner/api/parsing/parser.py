@@ -13,7 +13,6 @@ from backburner.api.parsing.identity import new_call_id
 from backburner.api.parsing.markers import without_leading_blank_lines
 from backburner.api.parsing.pieces import ContentDelta, Piece, ReasoningDelta
 from backburner.api.parsing.thinking import Part, Thinking, ThinkingSplitter
-from backburner.engine.request import FinishReason
 
 
 class Parser:
@@ -52,15 +51,16 @@ class Parser:
     def feed(self, text: str) -> list[Piece]:
         return self._pieces(self._thinking.feed(text))
 
-    def finish(self, reason: FinishReason = "stop") -> list[Piece]:
+    def finish(self, cut: bool = False) -> list[Piece]:
         """The withheld rest.
 
         A model that ends by itself without closing its thoughts has put its answer there: they are content as well,
-        after the reasoning that a stream has shown already. One that ran out of tokens was still thinking.
+        after the reasoning that a stream has shown already. One that was `cut`, by max_tokens or a stop string, was
+        still thinking.
         """
         thinks = self.thinks
         pieces = self._pieces(self._thinking.finish())
-        if thinks and self._splits_thinking and reason != "length":
+        if thinks and self._splits_thinking and not cut:
             thought = "".join(part.text for part in self._thoughts)
             answer = without_leading_blank_lines(thought)
             if answer.strip():
