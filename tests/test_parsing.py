@@ -205,6 +205,21 @@ def test_both_forms_without_blanks_are_read() -> None:
     ]
 
 
+def test_a_call_without_its_opening_mark_is_read_if_a_tool_has_its_name() -> None:
+    text = "I'll look.\n\n" + function("look", path="a") + "</tool_call>"
+    message = parse(text)
+    assert message.content == "I'll look."
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [("look", '{"path": "a"}')]
+    assert parse(text, parses_calls=False).content == text
+    assert parse(text, tools=[tool("other", {})]) == Message("", text, ())
+    assert calls(function("ping") + function("look") + "</tool_call>\n" + block(function("ping"))) == [
+        ("ping", {}),
+        ("look", {}),
+        ("ping", {}),
+    ]
+    assert parse(function("ping") + "\nDone.").content == "\n\nDone."
+
+
 def test_no_parameters_are_an_empty_object() -> None:
     assert parse(block(function("ping"))).tool_calls[0].arguments == "{}"
 
@@ -379,7 +394,12 @@ BROKEN = [
     '<tool_call>\n{"arguments": {}}\n</tool_call>',
     "<tool_call>\n{]\n</tool_call>",
     "</tool_call>",
-    "<function=look>\n</function>",
+    "<function=other>\n</function>\n</tool_call>",
+    "<function=loo",
+    "<function=look",
+    "`<function=look>` begins a call",
+    "<function=look>\nfree text\n</function>\n</tool_call>",
+    "<function=look>\n<parameter=path>\nhalf a val",
 ]
 
 
@@ -419,7 +439,14 @@ def test_half_of_a_surrogate_pair_in_arguments_can_be_sent() -> None:
 
 @pytest.mark.parametrize(
     "loop",
-    ["<tool_call>\n<function=look>\n<parameter=path>\n", '<tool_call>{"a":"', "<tool_call>", "<tool_call>{"],
+    [
+        "<tool_call>\n<function=look>\n<parameter=path>\n",
+        '<tool_call>{"a":"',
+        "<tool_call>",
+        "<tool_call>{",
+        "<function=look>\n<parameter=path>\n",
+        "<function=look>",
+    ],
 )
 def test_a_model_that_loops_in_opened_calls_costs_a_bounded_effort(loop: str) -> None:
     text = loop * 3000
@@ -433,7 +460,7 @@ FRAGMENTS = [
     "</function>", "<parameter=path>", "<parameter=count>", "<parameter=", "</parameter>", "\n", "\n\n", " ", "    x",
     "5", "null", "é", "<", ">", "{", "}", '"', "\\", '{"name": "look", "arguments": {"path": "', '"}}',
     block(function("look", path="  a\n", count="3")), block(function("ping"), function("look")),
-    '<tool_call>{"name": "ping"}</tool_call>', "text",
+    '<tool_call>{"name": "ping"}</tool_call>', function("ping"), "text",
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=25).map("".join)
 
