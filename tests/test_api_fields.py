@@ -721,3 +721,11 @@ def test_a_token_without_text_is_none_of_a_chats_logprobs(tiny: AsgiClient, toke
     choice = both_ways(tiny, logit_bias={str(token): 100}, logprobs=True, max_tokens=1)
     assert choice["logprobs"] == {"content": []}
     assert choice["finish_reason"] == reason
+
+
+def test_a_forced_call_of_the_model_may_break_off_its_thoughts(tiny: AsgiClient) -> None:
+    (mark,) = tokens_of("<tool_call>")
+    fields: dict[str, Any] = {"logit_bias": {str(mark): 100}, "parallel_tool_calls": False, "max_tokens": 100}
+    answer = both_ways(tiny, messages=QUESTION, tools=[NOW], tool_choice="required", **fields, **THINKS)
+    assert answer["finish_reason"] == "tool_calls"
+    assert arguments_of(answer) == [{}]

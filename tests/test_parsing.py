@@ -147,6 +147,39 @@ def test_a_call_within_thoughts_is_a_thought(splits: bool) -> None:
     assert message.reasoning + message.content == f"I could {inner}" + ("" if splits else "\n</think>")
 
 
+def test_a_call_that_unclosed_thoughts_end_with_is_made() -> None:
+    inner = block(function("look", path="a"))
+    for text in (f"Let me see.\n\n{inner}", f"Let me see.\n\n{inner}\n", f"<think>Let me see.\n{inner}"):
+        message = parse(text, thinking="open")
+        assert (message.reasoning, message.content) == ("Let me see.", "")
+        assert [(call.name, call.arguments) for call in message.tool_calls] == [("look", '{"path": "a"}')]
+    assert [name for name, _ in calls(f"{inner}\n{block(function('ping'))}", thinking="open")] == [
+        "look",
+        "ping",
+    ]
+    assert [name for name, _ in calls(f"hm\n{function('ping')}</tool_call>", thinking="open")] == ["ping"]
+    assert parse(f"hm {inner} Done.", thinking="open").content == " Done."
+
+
+def test_a_call_in_thoughts_that_are_cut_is_not_made() -> None:
+    text = f"I could {block(function('ping'))}"
+    assert parse(text, thinking="open", cut=True) == Message(text, "", ())
+
+
+def test_a_call_that_breaks_in_unclosed_thoughts_is_content_like_all_of_them() -> None:
+    for text in ("hm\n\n<tool_call>\n<function=look>\n<parameter=path>\n1", "the <tool_call> tag"):
+        assert parse(text, thinking="open") == Message(text, text, ())
+
+
+def test_thoughts_are_sent_up_to_their_first_call_and_the_rest_when_an_answer_follows() -> None:
+    parsing, inner = parser("open"), block(function("ping"))
+    assert join(parsing.feed("the <tool_call> tag, so ")).reasoning == "the <tool_call> tag, so "
+    assert parsing.feed(inner + " or not") == []
+    assert parsing.feed("\n</think>\n\nNo.") == [ReasoningDelta(inner + " or not"), ContentDelta("No.")]
+    assert parsing.finish() == []
+    assert parsing.calls_sent == 0
+
+
 def test_whether_a_prompt_ends_inside_thoughts_is_read_from_its_end() -> None:
     assert thinking_of("<|im_start|>assistant\n<think>\n") == "open"
     assert thinking_of("<|im_start|>assistant\n<think>\n\n</think>\n\n") == "none"
@@ -510,6 +543,10 @@ def test_the_parts_do_not_depend_on_where_the_text_is_cut(
         assert whole == Message("", text, ())
     if not splits and not whole.tool_calls:
         assert whole.content == text
+    if not whole.tool_calls:
+        assert whole == join(stream([text], **{**options, "parses_calls": False}))
+    if ends_cut and "</think>" not in text and thinking == "open":
+        assert not whole.tool_calls
 
 
 @settings(max_examples=200, deadline=None)

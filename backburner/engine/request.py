@@ -33,6 +33,7 @@ class Grammar:
         None  # a text, such as "</think>", behind which it begins; None: the answer begins with it
     )
     rules: str | None = None  # a grammar in llguidance's Lark dialect, instead of a schema
+    opening: int | None = None  # a token of its own that begins it before `after` has come, too
 
 
 @dataclass(frozen=True, slots=True)
