@@ -38,6 +38,9 @@ def tiny_tokenizer() -> Any:
     return load(TINY)
 
 
+END = min(tiny_tokenizer().eos_token_ids)
+
+
 def tokens_of(text: str) -> tuple[int, ...]:
     return tuple(tiny_tokenizer().encode(text, add_special_tokens=False))
 
@@ -54,7 +57,7 @@ def score_of(token: int, count: int) -> Score:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the engine does with one request. Ends with `stop` after the last token."""
+    """What the engine does with one request. Ends with `stop` after the last token: the end token is not counted."""
 
     tokens: Sequence[int] = ()
     pieces: Sequence[str] = ()  # sent as they are, instead of tokens: for large texts
@@ -193,7 +196,9 @@ class ScriptedEngine:
             if sent == script.fault_at:
                 raise script.fault
             if sent == end:
-                tokens, piece, ended = (), text.finish(), True  # the end token, which nobody sees
+                tokens, piece, ended = (), text.finish(), True
+                if report is not None:
+                    report.add(END, script.score(END, request.logprobs or 0), end=True)
             else:
                 pause(script.token_delay_s)
                 tokens = (script.tokens[sent] if script.tokens else 0,)
@@ -207,7 +212,7 @@ class ScriptedEngine:
                     piece += text.finish()
             scores: tuple[TokenLogprob, ...] = ()
             if report is not None:
-                scores = report.sent(piece) + (report.finish() if ended else ())
+                scores = report.sent(piece) + (report.finish(text.stopped) if ended else ())
             job.emit(Delta(piece, tokens, scores))
             if ended:
                 break

@@ -137,6 +137,25 @@ def test_08_an_answer_inside_a_thought_that_is_never_closed_is_content() -> None
     assert cut["finish_reason"] == "length"
 
 
+def test_08_a_stop_string_in_a_thought_leaves_it_a_thought() -> None:
+    with asgi(says("First I count.\n\nThen I add.")) as client:
+        choice = both_ways(client, stop=["\n\n"], **THINKS)
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "First I count.",
+    }
+    assert choice["finish_reason"] == "stop"
+
+
+def test_08_a_call_inside_a_thought_that_is_never_closed_is_made() -> None:
+    with asgi(says("I look.\n\n" + call_text(city="Oslo"))) as client:
+        choice = both_ways(client, tools=TOOLS, **THINKS)
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("I look.", None)
+    assert arguments_of(choice) == [{"city": "Oslo"}]
+    assert choice["finish_reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize("thinking", [False, True])
 def test_10_a_schema_holds_with_thinking_on_and_off(tiny: AsgiClient, thinking: bool) -> None:
     schema = {

@@ -22,7 +22,7 @@ from tests.api_support import (
     streamed_text,
     without_ids,
 )
-from tests.scripted_engine import Script, bytes_of, says, tiny_tokenizer, tokens_of
+from tests.scripted_engine import END, Script, bytes_of, says, tiny_tokenizer, tokens_of
 from tests.test_api_cases import FORECAST, THINKS, TOOLS, arguments_of, call_text, prompt_of
 
 NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
@@ -417,18 +417,18 @@ def test_completion_logprobs_are_parallel_lists_whose_offsets_count_characters(
     assert choice["text"] == whole == streamed_text(streamed)
     lists = choice["logprobs"]
     assert merged(frames(streamed)) == lists
-    data = [bytes_of(t) for t in tokens]
+    data = [*map(bytes_of, tokens), b""]  # the end token, last, has no text
     assert lists["tokens"] == [d.decode(errors="replace") for d in data]
     before = [b"".join(data[:i]).decode(errors="ignore") for i in range(len(data))]
     assert lists["text_offset"] == [len(b) for b in before]
-    assert len(lists["token_logprobs"]) == len(tokens)
+    assert len(lists["token_logprobs"]) == len(data)
     assert [i for i, logprob in enumerate(lists["token_logprobs"]) if logprob is None] == (
         [0] if echo else []
     )
     if top == 0:
         assert lists["top_logprobs"] is None
     else:
-        assert [t is None for t in lists["top_logprobs"]] == [echo and i == 0 for i in range(len(tokens))]
+        assert [t is None for t in lists["top_logprobs"]] == [echo and i == 0 for i in range(len(data))]
 
 
 def test_a_completions_choices_are_ordered_by_prompt_and_then_by_n() -> None:
@@ -698,3 +698,34 @@ def test_the_models_scores_of_a_prompt_are_those_of_its_own_answer(tiny: AsgiCli
     assert echoed["logprobs"]["token_logprobs"][first : first + count] == pytest.approx(
         said["logprobs"]["token_logprobs"], abs=1e-3
     )
+
+
+@pytest.mark.parametrize("token", [tokens_of("A")[0], END, tokens_of("🙂")[0]])
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_token_behind_an_echo_has_one_score_whatever_its_text(
+    tiny: AsgiClient, token: int, stream: bool
+) -> None:
+    """lm-evaluation-harness takes the scores of a continuation to end before the last one."""
+    prompt = list(tokens_of("The river was wide."))
+    fields = {"logit_bias": {str(token): 100}, "echo": True, "logprobs": 1, "max_tokens": 1}
+    response = tiny.complete(prompt=prompt, stream=stream, **fields)
+    lists = merged(frames(response)) if stream else response.json()["choices"][0]["logprobs"]
+    assert {len(values) for values in lists.values()} == {len(prompt) + 1}
+    assert lists["tokens"][-1] == ("A" if token == tokens_of("A")[0] else "")
+    assert lists["text_offset"][-1] == len("The river was wide.")
+    assert lists["token_logprobs"][-1] < 0
+
+
+@pytest.mark.parametrize(("token", "reason"), [(END, "stop"), (tokens_of("🙂")[0], "length")])
+def test_a_token_without_text_is_none_of_a_chats_logprobs(tiny: AsgiClient, token: int, reason: str) -> None:
+    choice = both_ways(tiny, logit_bias={str(token): 100}, logprobs=True, max_tokens=1)
+    assert choice["logprobs"] == {"content": []}
+    assert choice["finish_reason"] == reason
+
+
+def test_a_forced_call_of_the_model_may_break_off_its_thoughts(tiny: AsgiClient) -> None:
+    (mark,) = tokens_of("<tool_call>")
+    fields: dict[str, Any] = {"logit_bias": {str(mark): 100}, "parallel_tool_calls": False, "max_tokens": 100}
+    answer = both_ways(tiny, messages=QUESTION, tools=[NOW], tool_choice="required", **fields, **THINKS)
+    assert answer["finish_reason"] == "tool_calls"
+    assert arguments_of(answer) == [{}]

@@ -497,6 +497,14 @@ def test_the_stop_sequence_that_was_met_is_named(client: AsgiClient) -> None:
     assert message(client, stop_sequences=["never"])["stop_reason"] == "end_turn"
 
 
+def test_a_stop_sequence_in_a_thought_leaves_it_a_thought(client: AsgiClient) -> None:
+    answer = message(client, stop_sequences=[" world"], thinking=THINKING)
+    assert answer["stop_reason"] == "stop_sequence"
+    assert [(block["type"], block.get("thinking")) for block in answer["content"]] == [
+        ("thinking", "hello 🙂")
+    ]
+
+
 def test_a_cut_answer_says_whose_limit_it_was() -> None:
     with asgi(says("word " * 300), ctx_size=100) as client:
         assert message(client, max_tokens=3)["stop_reason"] == "max_tokens"

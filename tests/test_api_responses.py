@@ -248,6 +248,8 @@ def test_with_tool_choice_none_markup_is_text() -> None:
         ("", {}),
         (THOUGHT, THINKS),
         ("never closed", THINKS),
+        ("never closed", {**THINKS, "stop": " closed"}),
+        ("Hm.\n\n" + CALL_TEXT, {**THINKS, "tools": [WEATHER]}),
         ("only thought</think>", THINKS),
         (TWO_CALLS, {"tools": [WEATHER]}),
         (CALL_TEXT + "\n\nand more", {"tools": [WEATHER]}),

@@ -243,6 +243,19 @@ def test_what_has_to_come_comes_in_the_tokens_of_the_whole_call() -> None:
     assert token == tokens_of("<function=")[-1]
 
 
+def test_behind_thoughts_it_begins_after_their_end_or_with_the_mark_of_a_call() -> None:
+    (mark,) = tokens_of("<tool_call>")
+    call, ends = tokens_of(call_text("look", path="x")), set(tiny_tokenizer().eos_token_ids)
+    for beginning, opening in (("hm\n</think>", None), ("hm\n</think>\n\n", mark), ("hm ", mark)):
+        made = GRAMMARS.guide(Grammar(after="</think>", rules=rules(LOOK), opening=opening))
+        assert made is not None
+        for token in (*tokens_of(beginning), *call):
+            assert token in allowed(made)
+            assert not ends & allowed(made)
+            made.push(token)
+        assert allowed(made) == ends
+
+
 def test_tags_may_be_tokens_as_tinys_are_or_several_as_qwens_are(tmp_path: Path) -> None:
     for file in TINY.glob("*.json*"):
         shutil.copy(file, tmp_path)

@@ -394,6 +394,31 @@ def test_while_it_starts_again_it_says_so_and_takes_requests() -> None:
         engine.close()
 
 
+def test_while_the_failed_runner_is_closed_what_waits_is_told_to_wait_on() -> None:
+    closing, release = threading.Event(), threading.Event()
+
+    class SlowToClose(ScriptedRunner):
+        def close(self):
+            closing.set()
+            assert release.wait(10)
+
+    engine = engine_of(SlowToClose(fault_at={"decode": SystemExit("broken")}), ScriptedRunner())
+    try:
+        failed, waiting = Collector(), Collector()
+        engine.submit(request("a"), failed)
+        assert isinstance(failed.result(), Failed)
+        assert closing.wait(10)
+        status = engine.status()
+        assert (status.alive, status.restarting) == (False, True)
+        assert "restarted: SystemExit: broken" in status.error
+        engine.submit(request("b"), waiting)
+        release.set()
+        assert isinstance(waiting.result(), Finished)
+    finally:
+        release.set()
+        engine.close()
+
+
 def test_a_queued_prompt_that_no_longer_fits_after_a_restart_fails_alone() -> None:
     first = ScriptedRunner(gate=threading.Event(), fault_at={"prefill 0-10": SystemExit()})
     engine = engine_of(first, ScriptedRunner(ctx_size=20))

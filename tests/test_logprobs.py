@@ -27,6 +27,7 @@ from tests.test_engine import Collector, ScriptedRunner
 from tests.test_engine import request as scripted
 
 GENERATED = SamplingParams(temperature=2.0, seed=3)
+END = min(tokenizer().eos_token_ids)
 
 
 def log_softmax(rows: np.ndarray) -> np.ndarray:
@@ -79,8 +80,10 @@ def told(
     if ended and not text.stopped:
         piece = text.finish()
         sent += piece
+        report.add(END, Score(-float(len(tokens)), ()), end=True)
         found += report.sent(piece)
-    found += report.finish()
+    found += report.finish(text.stopped)
+    assert text.stopped or len(found) == len(tokens) + ended
     return sent, found
 
 
@@ -95,13 +98,13 @@ def test_reported_tokens_join_to_what_was_sent(text: str, stop: list[str], ended
     tokens = tokenizer().encode(text, add_special_tokens=False)[: cut or None]
     sent, found = told(tokens, tuple(stop), ended=ended)
     assert b"".join(t.bytes for t in found) == sent.encode()
-    assert [t.token_id for t in found] == tokens[: len(found)]
+    assert [t.token_id for t in found] == [*tokens, END][: len(found)]
     assert [t.logprob for t in found] == [-float(i) for i in range(len(found))]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(3, 3065), max_size=30), st.booleans())
-def test_broken_characters_lose_no_token_before_the_end(tokens: list[int], ended: bool) -> None:
+def test_broken_characters_lose_no_token(tokens: list[int], ended: bool) -> None:
     # mlx-lm's detokenizer writes byte 0 as another character.
     tokens = [t for t in tokens if 0 not in bytes_of(t)]
     sent, found = told(tokens, ended=ended)
@@ -127,13 +130,22 @@ def test_a_stop_string_right_behind_a_broken_character_is_not_reported() -> None
 def test_pieces_of_a_character_come_together_each_with_its_own_bytes() -> None:
     tokens = tokenizer().encode("🙂", add_special_tokens=False)
     assert len(tokens) > 1
-    _, found = told(tokens)
+    _, [*found, end] = told(tokens)
     assert [t.bytes for t in found] == [bytes_of(t) for t in tokens]
     assert all("\ufffd" in t.text for t in found)
-    assert told(tokens[:-1], ended=False) == ("", []), "a cut character is not sent, nor reported"
+    assert (end.token_id, end.bytes) == (END, b"")
 
 
-def test_the_engine_reports_no_end_token_and_nothing_unasked() -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_cut_character_is_not_sent_and_its_tokens_are_reported_without_bytes(ended: bool) -> None:
+    tokens = tokenizer().encode("🙂", add_special_tokens=False)[:-1]
+    sent, found = told(tokens, ended=ended)
+    assert sent == ""
+    assert [(t.token_id, t.text, t.bytes) for t in found] == [(t, "", b"") for t in tokens + [END] * ended]
+    assert [t.logprob for t in found] == [-float(i) for i in range(len(found))]
+
+
+def test_the_engine_reports_an_end_token_without_text_and_nothing_unasked() -> None:
     engine = Engine(ScriptedRunner, "scripted")
     engine.start()
     try:
@@ -145,8 +157,9 @@ def test_the_engine_reports_no_end_token_and_nothing_unasked() -> None:
     finally:
         engine.close()
     found = [t for e in asked.events if isinstance(e, Delta) for t in e.logprobs]
-    assert [t.text for t in found] == ["1 ", "2 ", "3 ", "4 ", "5 "]
-    assert [t.logprob for t in found] == [-1.0, -2.0, -3.0, -4.0, -5.0]
+    assert [t.text for t in found] == ["1 ", "2 ", "3 ", "4 ", "5 ", ""]
+    assert [t.bytes for t in found] == [b"1 ", b"2 ", b"3 ", b"4 ", b"5 ", b""]
+    assert [t.logprob for t in found] == [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]
     assert not any(e.logprobs for e in unasked.events if isinstance(e, Delta))
 
 

@@ -58,9 +58,9 @@ def parser(thinking: Any = "none", **options: Any) -> Parser:
     return Parser(thinking, **{**defaults, **options})
 
 
-def stream(pieces: Sequence[str], *, reason: Any = "stop", **options: Any) -> list[Piece]:
+def stream(pieces: Sequence[str], *, cut: bool = False, **options: Any) -> list[Piece]:
     parsing = parser(**options)
-    return [*(p for piece in pieces for p in parsing.feed(piece)), *parsing.finish(reason)]
+    return [*(p for piece in pieces for p in parsing.feed(piece)), *parsing.finish(cut)]
 
 
 def parse(text: str, **options: Any) -> Message:
@@ -109,8 +109,8 @@ def test_case_8_thoughts_that_a_natural_end_leaves_open_are_the_content_too() ->
     ]
 
 
-def test_thoughts_that_run_out_of_tokens_are_no_content() -> None:
-    assert parse("the answer is", thinking="open", reason="length") == Message("the answer is", "", ())
+def test_thoughts_that_are_cut_are_no_content() -> None:
+    assert parse("the answer is", thinking="open", cut=True) == Message("the answer is", "", ())
 
 
 def test_blank_thoughts_are_no_content() -> None:
@@ -145,6 +145,39 @@ def test_a_call_within_thoughts_is_a_thought(splits: bool) -> None:
     message = parse(text, thinking="open", splits_thinking=splits)
     assert [call.name for call in message.tool_calls] == ["look"]
     assert message.reasoning + message.content == f"I could {inner}" + ("" if splits else "\n</think>")
+
+
+def test_a_call_that_unclosed_thoughts_end_with_is_made() -> None:
+    inner = block(function("look", path="a"))
+    for text in (f"Let me see.\n\n{inner}", f"Let me see.\n\n{inner}\n", f"<think>Let me see.\n{inner}"):
+        message = parse(text, thinking="open")
+        assert (message.reasoning, message.content) == ("Let me see.", "")
+        assert [(call.name, call.arguments) for call in message.tool_calls] == [("look", '{"path": "a"}')]
+    assert [name for name, _ in calls(f"{inner}\n{block(function('ping'))}", thinking="open")] == [
+        "look",
+        "ping",
+    ]
+    assert [name for name, _ in calls(f"hm\n{function('ping')}</tool_call>", thinking="open")] == ["ping"]
+    assert parse(f"hm {inner} Done.", thinking="open").content == " Done."
+
+
+def test_a_call_in_thoughts_that_are_cut_is_not_made() -> None:
+    text = f"I could {block(function('ping'))}"
+    assert parse(text, thinking="open", cut=True) == Message(text, "", ())
+
+
+def test_a_call_that_breaks_in_unclosed_thoughts_is_content_like_all_of_them() -> None:
+    for text in ("hm\n\n<tool_call>\n<function=look>\n<parameter=path>\n1", "the <tool_call> tag"):
+        assert parse(text, thinking="open") == Message(text, text, ())
+
+
+def test_thoughts_are_sent_up_to_their_first_call_and_the_rest_when_an_answer_follows() -> None:
+    parsing, inner = parser("open"), block(function("ping"))
+    assert join(parsing.feed("the <tool_call> tag, so ")).reasoning == "the <tool_call> tag, so "
+    assert parsing.feed(inner + " or not") == []
+    assert parsing.feed("\n</think>\n\nNo.") == [ReasoningDelta(inner + " or not"), ContentDelta("No.")]
+    assert parsing.finish() == []
+    assert parsing.calls_sent == 0
 
 
 def test_whether_a_prompt_ends_inside_thoughts_is_read_from_its_end() -> None:
@@ -203,6 +236,21 @@ def test_both_forms_without_blanks_are_read() -> None:
     assert calls("<tool_call><function=look><parameter=path>x</parameter></function></tool_call>") == [
         ("look", {"path": "x"})
     ]
+
+
+def test_a_call_without_its_opening_mark_is_read_if_a_tool_has_its_name() -> None:
+    text = "I'll look.\n\n" + function("look", path="a") + "</tool_call>"
+    message = parse(text)
+    assert message.content == "I'll look."
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [("look", '{"path": "a"}')]
+    assert parse(text, parses_calls=False).content == text
+    assert parse(text, tools=[tool("other", {})]) == Message("", text, ())
+    assert calls(function("ping") + function("look") + "</tool_call>\n" + block(function("ping"))) == [
+        ("ping", {}),
+        ("look", {}),
+        ("ping", {}),
+    ]
+    assert parse(function("ping") + "\nDone.").content == "\n\nDone."
 
 
 def test_no_parameters_are_an_empty_object() -> None:
@@ -379,7 +427,12 @@ BROKEN = [
     '<tool_call>\n{"arguments": {}}\n</tool_call>',
     "<tool_call>\n{]\n</tool_call>",
     "</tool_call>",
-    "<function=look>\n</function>",
+    "<function=other>\n</function>\n</tool_call>",
+    "<function=loo",
+    "<function=look",
+    "`<function=look>` begins a call",
+    "<function=look>\nfree text\n</function>\n</tool_call>",
+    "<function=look>\n<parameter=path>\nhalf a val",
 ]
 
 
@@ -419,7 +472,14 @@ def test_half_of_a_surrogate_pair_in_arguments_can_be_sent() -> None:
 
 @pytest.mark.parametrize(
     "loop",
-    ["<tool_call>\n<function=look>\n<parameter=path>\n", '<tool_call>{"a":"', "<tool_call>", "<tool_call>{"],
+    [
+        "<tool_call>\n<function=look>\n<parameter=path>\n",
+        '<tool_call>{"a":"',
+        "<tool_call>",
+        "<tool_call>{",
+        "<function=look>\n<parameter=path>\n",
+        "<function=look>",
+    ],
 )
 def test_a_model_that_loops_in_opened_calls_costs_a_bounded_effort(loop: str) -> None:
     text = loop * 3000
@@ -433,7 +493,7 @@ FRAGMENTS = [
     "</function>", "<parameter=path>", "<parameter=count>", "<parameter=", "</parameter>", "\n", "\n\n", " ", "    x",
     "5", "null", "é", "<", ">", "{", "}", '"', "\\", '{"name": "look", "arguments": {"path": "', '"}}',
     block(function("look", path="  a\n", count="3")), block(function("ping"), function("look")),
-    '<tool_call>{"name": "ping"}</tool_call>', "text",
+    '<tool_call>{"name": "ping"}</tool_call>', function("ping"), "text",
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=25).map("".join)
 
@@ -456,7 +516,7 @@ def letters(text: str) -> Iterator[str]:
     st.booleans(),
     st.booleans(),
     st.booleans(),
-    st.sampled_from(["stop", "length"]),
+    st.booleans(),
 )
 def test_the_parts_do_not_depend_on_where_the_text_is_cut(
     text_and_pieces: tuple[str, list[str]],
@@ -464,7 +524,7 @@ def test_the_parts_do_not_depend_on_where_the_text_is_cut(
     splits: bool,
     reads: bool,
     parallel: bool,
-    reason: str,
+    ends_cut: bool,
 ) -> None:
     text, pieces = text_and_pieces
     options: dict[str, Any] = {
@@ -472,7 +532,7 @@ def test_the_parts_do_not_depend_on_where_the_text_is_cut(
         "splits_thinking": splits,
         "parses_calls": reads,
         "parallel": parallel,
-        "reason": reason,
+        "cut": ends_cut,
     }
     whole = join(stream([text], **options))
     assert join(stream(pieces, **options)) == whole
@@ -483,6 +543,10 @@ def test_the_parts_do_not_depend_on_where_the_text_is_cut(
         assert whole == Message("", text, ())
     if not splits and not whole.tool_calls:
         assert whole.content == text
+    if not whole.tool_calls:
+        assert whole == join(stream([text], **{**options, "parses_calls": False}))
+    if ends_cut and "</think>" not in text and thinking == "open":
+        assert not whole.tool_calls
 
 
 @settings(max_examples=200, deadline=None)

@@ -10,9 +10,10 @@ import pytest
 
 from backburner.engine import runner as runner_module
 from backburner.engine.engine import Engine
-from backburner.engine.request import Delta, Failed, Finished, GenerationRequest
+from backburner.engine.request import Delta, Failed, Finished, GenerationRequest, Grammar
 from backburner.engine.runner import ModelRunner
 from backburner.engine.sessions import Sessions
+from backburner.errors import GrammarError
 from tests.host import NOTES, chat, generate, generate_with_state, host, link_to, serving, until
 from tests.transport_helpers import LONG_S
 
@@ -139,6 +140,17 @@ def test_a_cancelled_read_leaves_the_conversation_usable(where: str, tmp_path: P
         runner.decode(state)
         runner.finish(state)
         assert warm(runner, third, size) == 1024
+
+
+def test_a_grammar_that_cannot_be_kept_costs_no_conversation(where: str, tmp_path: Path) -> None:
+    size = PLACES[where]["page_tokens"]
+    with keeping(where, tmp_path) as runner:
+        first, second, _ = turns(CONVERSATION)
+        generate(runner, first, 2)
+        with pytest.raises(GrammarError):
+            runner.start(GenerationRequest("r", tuple(second), 1, grammar=Grammar('{"type": 5}')))
+        assert len(runner.sessions) == 1
+        assert warm(runner, second, size) == 512
 
 
 def test_a_cancelled_first_read_is_kept_from_its_last_checkpoint() -> None:

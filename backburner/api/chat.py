@@ -109,7 +109,7 @@ class ChatChoice:
 
     def closing(self, event: Finished) -> Iterable[dict[str, Any]]:
         self._finished = event
-        yield from self._send(self._parser.finish(event.reason))
+        yield from self._send(self._parser.finish(event.cut))
         if self._logprobs is not None:
             self._score(self._logprobs.finish())
         yield self._choice({}, finish_reason(event, self._parser.calls_sent))

@@ -43,8 +43,8 @@ class _Placed:
 class ContentTokens:
     """Of an answer's tokens those of its content: neither of thoughts nor of calls, and no marks.
 
-    The parser says where in the answer each piece of content stands. A token that is only partly content is cut, so the
-    joined bytes are always those of the content.
+    The parser says where in the answer each piece of content stands. A token that is only partly content is cut, and
+    one without bytes is left out, so the joined bytes are always those of the content.
     """
 
     def __init__(self) -> None:

@@ -134,17 +134,19 @@ def _call_grammar(api: Api, body: ChatBody, json_grammar: Grammar | None, after:
     schema = None
     if json_grammar is not None and choice in (None, "auto"):
         schema = json_grammar.json_schema or ANY_OBJECT
+    mark = api.tokenizer.encode(CALL_OPEN, add_special_tokens=False)
     try:
         rules = call_grammar(
             callable_tools,
             form,
             several=named is None and body.parallel_tool_calls is not False,
-            marks_are_tokens=len(api.tokenizer.encode(CALL_OPEN, add_special_tokens=False)) == 1,
+            marks_are_tokens=len(mark) == 1,
             schema=schema,
         )
     except GrammarError as e:
         raise InvalidRequestError(str(e), param="tools") from e
-    return Grammar(after=after, rules=rules)
+    # A call that thoughts break off with is the answer to the parser, and nothing is to follow it.
+    return Grammar(after=after, rules=rules, opening=mark[0] if len(mark) == 1 else None)
 
 
 def _json_grammar(body: ChatBody, after: str | None) -> Grammar | None:

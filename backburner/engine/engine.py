@@ -250,6 +250,11 @@ class Engine(Generic[S]):
             self._started.set()
             while (job := self._next()) is not None:
                 self._serve(job)
+        except BaseException as e:
+            with self._changed:
+                # Before the runner is closed, which takes a while: what waits may go on waiting.
+                self._restarting = _named(e)
+            raise
         finally:
             self._runner = None
             self._leave(runner)
@@ -366,13 +371,14 @@ class Engine(Generic[S]):
             token = chosen.token
             produced += 1
             totals.generated_tokens += 1
-            if runner.is_end(token) and (not request.ignore_eos or request.grammar is not None):
+            ends = runner.is_end(token) and (not request.ignore_eos or request.grammar is not None)
+            if chosen.score is not None and report is not None:
+                report.add(token, chosen.score, end=ends)
+            if ends:
                 reason = "stop"
                 piece = text.finish()
             else:
                 piece = text.push(token)
-                if chosen.score is not None and report is not None:
-                    report.add(token, chosen.score)
                 if text.stopped:
                     reason = "stop"
                 elif produced >= limit:
@@ -380,7 +386,7 @@ class Engine(Generic[S]):
                     reason = "stop" if text.stopped else "length"
             logprobs: tuple[TokenLogprob, ...] = ()
             if report is not None:
-                logprobs = report.sent(piece) + (() if reason is None else report.finish())
+                logprobs = report.sent(piece) + (() if reason is None else report.finish(text.stopped))
             job.tell(Delta(piece, (token,), logprobs))
         progress.finished(produced)
         job.tell(Finished(reason, prompt_tokens, produced, cached, text.stopped_by))

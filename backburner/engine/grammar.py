@@ -116,18 +116,17 @@ class Grammars:
             text = _from_rules(grammar.rules)
         else:
             text = _from_schema(ANY_OBJECT if grammar.json_schema is None else grammar.json_schema)
-        return GrammarGuide(
-            _matcher(self._vocabulary, text), self._tokenizer, self._vocab_size, grammar.after
-        )
+        return GrammarGuide(_matcher(self._vocabulary, text), self._tokenizer, self._vocab_size, grammar)
 
 
 class GrammarGuide:
     """Implements `sampling.Guide`. Where the answer is complete, only end tokens are left."""
 
-    def __init__(self, matcher: LLMatcher, tokenizer: Any, vocab_size: int, after: str | None) -> None:
+    def __init__(self, matcher: LLMatcher, tokenizer: Any, vocab_size: int, grammar: Grammar) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
-        self._after = (after or "").encode()
+        self._after = (grammar.after or "").encode()
+        self._opening = grammar.opening
         self._free = bytearray()  # the newest bytes before the grammar starts
         self._started = not self._after
         ends = np.zeros(vocab_size, bool)
@@ -140,6 +139,7 @@ class GrammarGuide:
         return mx.where(allowed, logits, mx.array(-mx.inf, logits.dtype))
 
     def push(self, token: int) -> None:
+        self._started = self._started or token == self._opening
         if self._started:
             if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
                 raise GrammarError(_reason(self._matcher))

@@ -20,7 +20,8 @@ class TokenReport:
     """Holds tokens back until their text is sent, and cuts the last one where the text is cut.
 
     So the reported bytes, joined, are always those of the text: with stop strings, near misses of them, and characters
-    of several tokens. What the text leaves out, such as the end token, is never reported.
+    of several tokens. A token without text, which is the end token or part of a character that is never completed, is
+    reported without bytes; one that a stop string cuts off is not.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
@@ -33,10 +34,10 @@ class TokenReport:
         self._ends: deque[int] = deque()  # where each character ends that is not sent
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def add(self, token: int, score: Score) -> None:
-        """The next token of the answer, except an end token."""
+    def add(self, token: int, score: Score, *, end: bool = False) -> None:
+        """The next token of the answer. end: it is an end token, which has no text."""
         self._waiting.append(_Waiting(token, self._length, score))
-        for byte in self._token_bytes(token):
+        for byte in b"" if end else self._token_bytes(token):
             self._bytes.append(byte)
             before, self._length = self._length, self._length + 1
             characters = self._decoder.decode(bytes((byte,)))
@@ -55,11 +56,13 @@ class TokenReport:
             found.append(self._take(self._end_of_first()))
         return tuple(found)
 
-    def finish(self) -> tuple[TokenLogprob, ...]:
-        """What was sent of a token that is cut by the end of the text."""
-        if self._waiting and self._waiting[0].start < self._sent:
-            return (self._take(self._sent),)
-        return ()
+    def finish(self, stopped: bool) -> tuple[TokenLogprob, ...]:
+        """What was sent of a token that is cut by the end of the text. Then those of which nothing was sent, unless a
+        stop string has cut them off (`stopped`)."""
+        left = []
+        while self._waiting and (not stopped or self._waiting[0].start < self._sent):
+            left.append(self._take(self._sent))
+        return tuple(left)
 
     def _end_of_first(self) -> int:
         return self._waiting[1].start if len(self._waiting) > 1 else self._length

@@ -33,6 +33,7 @@ class Grammar:
         None  # a text, such as "</think>", behind which it begins; None: the answer begins with it
     )
     rules: str | None = None  # a grammar in llguidance's Lark dialect, instead of a schema
+    opening: int | None = None  # a token of its own that begins it before `after` has come, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,9 @@ class Delta:
     """More of the answer. `text` may be empty while a character or a stop string is undecided.
 
     `token_ids` are the tokens that were generated; `logprobs` are those of the tokens whose text is complete with this
-    `text`. They lag behind when text is held back, the end token has none, and the last is cut where a stop string cuts
-    its text: over all Deltas, the joined bytes of `logprobs` are those of the joined `text`.
+    `text`. They lag behind when text is held back, and the last is cut where a stop string cuts its text. An end token,
+    and parts of a character that is never completed, have no bytes: over all Deltas, the joined bytes of `logprobs` are
+    those of the joined `text`.
     """
 
     text: str
@@ -111,6 +113,11 @@ class Finished:
     completion_tokens: int
     cached_tokens: int = 0
     stop: str | None = None  # the stop string that ended it
+
+    @property
+    def cut(self) -> bool:
+        """Whether the model would have gone on."""
+        return self.reason == "length" or self.stop is not None
 
 
 @dataclass(frozen=True, slots=True)

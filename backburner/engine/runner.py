@@ -109,7 +109,8 @@ class ModelRunner:
         tokens = min(tokens, min(self.ctx_size, self._host_tokens) - 1)  # and one that is decoded
         if tokens < 1:
             return
-        state = self._new_sequence(GenerationRequest("warm-up", (0,) * tokens, 1), None)
+        request = GenerationRequest("warm-up", (0,) * tokens, 1)
+        state = self._new_sequence(request, self._sampler(request), None)
         for start in range(0, tokens, UBATCH_TOKENS):
             self.prefill(state, start, min(start + UBATCH_TOKENS, tokens))
         self.decode(state)
@@ -122,14 +123,16 @@ class ModelRunner:
         return self._seam.note if self._seam is not None else None
 
     def start(self, request: GenerationRequest) -> Sequence:
+        # Where this raises, no kept conversation is taken yet, that would be lost.
+        sampler = self._sampler(request)
         prompt = list(request.prompt)
         # Only what cannot run without the worker waits for it; the others find it when it is there.
         needed = self._spill is None and len(prompt) > self._host_tokens
         back = [worker.await_return(RETRY_GREETING_S if needed else 0.0) for worker in self.workers]
         if needed and not any(back):
             raise self._full("the worker is away")  # before a read that may take minutes
-        resumed = None if request.prompt_logprobs else self._resumed(request, prompt)
-        return resumed or self._new_sequence(request, self._new_holder())
+        resumed = None if request.prompt_logprobs else self._resumed(prompt, sampler)
+        return resumed or self._new_sequence(request, sampler, self._new_holder())
 
     def read_from(self, state: Sequence) -> int:
         """How many prompt tokens need no reading."""
@@ -225,7 +228,7 @@ class ModelRunner:
             self.sessions.drop_oldest,
         )
 
-    def _new_sequence(self, request: GenerationRequest, held: HeldPages | None) -> Sequence:
+    def _new_sequence(self, request: GenerationRequest, sampler: Sampler, held: HeldPages | None) -> Sequence:
         model = self._model
         table = PageTable(
             self._engine,
@@ -239,17 +242,16 @@ class ModelRunner:
             table.layers[i] if i in table.layers else model.new_state() for i in range(len(model.layers))
         ]
         prompt = list(request.prompt)
-        sequence = Sequence(
-            len(prompt), prompt, caches, table, held, self._sampler(request), self._fingerprint
-        )
+        sequence = Sequence(len(prompt), prompt, caches, table, held, sampler, self._fingerprint)
         if request.prompt_logprobs:
             sequence.scores = PromptScores(prompt, request.logprobs or 0, model.logits)
         return sequence
 
     def _sampler(self, request: GenerationRequest) -> Sampler:
+        """Raises GrammarError."""
         return Sampler(request, self._model.vocab_size, self._grammars.guide(request.grammar))
 
-    def _resumed(self, request: GenerationRequest, prompt: list[int]) -> Sequence | None:
+    def _resumed(self, prompt: list[int], sampler: Sampler) -> Sequence | None:
         """A kept conversation that this prompt continues, cut back to where both agree."""
         limit = len(prompt) - 1  # the last token has to run, for its logits
         state = self.sessions.take(prompt, lambda kept, common: kept.saves(min(common, limit)))
@@ -268,7 +270,7 @@ class ModelRunner:
         state.tokens = prompt
         state.prompt_tokens = len(prompt)
         state.table.shared_tokens = len(prompt) // UBATCH_TOKENS * UBATCH_TOKENS
-        state.sample, state.scores = self._sampler(request), None
+        state.sample, state.scores = sampler, None
         return state
 
     def _regain(self, state: Sequence) -> None:

@@ -58,7 +58,7 @@ class MessageChoice:
 
     def closing(self, event: Finished) -> Iterable[dict[str, Any]]:
         self._finished = event
-        yield from self._blocks.take(self._parser.finish(event.reason))
+        yield from self._blocks.take(self._parser.finish(event.cut))
         yield from self._blocks.close()
         yield {"type": "message_delta", "delta": self._end(event), "usage": usage_json(event)}
 

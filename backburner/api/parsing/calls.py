@@ -4,13 +4,17 @@ A call is held back until its function is complete, and then comes as one: a sta
 arguments that were cut, then closed to be valid JSON, would have an agent write half a file. So every call that is
 sent is one the model finished; whatever breaks off is content, to the last character, also behind calls
 that stand. The silence meanwhile is for the server to fill.
+
+Qwen3-Coder leaves out the <tool_call> of up to every fifth call, mostly behind a sentence. So <function=NAME> begins a
+block as well, if NAME is one of the tools.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from backburner.api.parsing.arguments import Parameters
-from backburner.api.parsing.functions import CallReader, JsonCall, Malformed, XmlCall
+from backburner.api.parsing.functions import CallReader, JsonCall, Malformed, XmlCall, is_tag_name
 from backburner.api.parsing.markers import (
     CALL_CLOSE,
     CALL_OPEN,
@@ -25,6 +29,8 @@ from backburner.api.parsing.pieces import ContentDelta, Piece, ToolCallArguments
 # Each broken call is read anew, for calls that it may hold. A model that loops can open thousands.
 MAX_BROKEN_CALLS = 32
 
+_OPENING = re.compile(r"<tool_call>|<function=[^<>\n]+>")
+
 
 class CallSplitter:
     def __init__(
@@ -33,6 +39,7 @@ class CallSplitter:
         self._tools = tools
         self._parallel = parallel
         self._new_id = new_id
+        self._openings = frozenset((CALL_OPEN, *_function_tags(tools)))
         self.sent = 0
         self._broken = 0
         self._pending = ""
@@ -40,8 +47,9 @@ class CallSplitter:
         self._read: Callable[[], list[Piece] | None] = self._text
         self._silent = True  # nothing but whitespace since the start or the last call
         self._called = False  # a call came before
-        # Inside a block: the blanks before it, dropped if it holds a call; where its inner text starts, which is
-        # behind <tool_call> or, once it gave a call, at 0.
+        # Inside a block: the blanks before it, dropped if it holds a call; and how far its marks go, which are content
+        # if it breaks: behind <tool_call> or, without one and once it gave a call, 0; in a function, behind its
+        # <function=, so that this does not begin it again.
         self._blanks = ""
         self._inner = 0
         self._reader: CallReader = XmlCall(0)
@@ -76,14 +84,14 @@ class CallSplitter:
         text = self._pending
         if self._broken >= MAX_BROKEN_CALLS:
             return self._content(len(text)) or None
-        block = text.find(CALL_OPEN)
-        end = block if block >= 0 else begun(text, CALL_OPEN)
+        opening = next((mark for mark in _OPENING.finditer(text) if mark[0] in self._openings), None)
+        end = opening.start() if opening else begun(text, *self._openings)
         said = self._blanks_before(text, end)
         pieces = self._content(said)
-        if block >= 0:
+        if opening:
             self._blanks = text[said:end]
             self._drop(len(self._blanks))
-            self._inner = len(CALL_OPEN)
+            self._inner = len(CALL_OPEN) if opening[0] == CALL_OPEN else 0
             self._read = self._block
             return pieces
         return pieces or None
@@ -93,6 +101,7 @@ class CallSplitter:
         at = skip_whitespace(text, self._inner)
         if text.startswith(FUNCTION_OPEN, at):
             self._reader = XmlCall(at)
+            self._inner = at + len(FUNCTION_OPEN)
             self._read = self._call
         elif text.startswith("{", at):
             self._reader = JsonCall(at)
@@ -157,3 +166,10 @@ class CallSplitter:
 
     def _parameters_of(self, name: str) -> Parameters:
         return Parameters.of(self._tools, name)
+
+
+def _function_tags(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What calls of these tools begin with in the XML form."""
+    functions = (tool.get("function") for tool in tools)
+    names = (function.get("name") for function in functions if isinstance(function, Mapping))
+    return [f"{FUNCTION_OPEN}{name}>" for name in names if isinstance(name, str) and is_tag_name(name)]

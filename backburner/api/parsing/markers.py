@@ -15,12 +15,13 @@ WHITESPACE = " \t\r\n"
 _WHITESPACE = re.compile(f"[{WHITESPACE}]+")
 
 
-def begun(text: str, marker: str) -> int:
-    """Where the tail of `text` starts that may become `marker`; len(text) if none does."""
-    for start in range(max(0, len(text) - len(marker) + 1), len(text)):
-        if marker.startswith(text[start:]):
-            return start
-    return len(text)
+def begun(text: str, *markers: str) -> int:
+    """Where the tail of `text` starts that may become a marker; len(text) if none does.
+
+    Markers start with a <, and hold no other.
+    """
+    last = text.rfind("<")
+    return last if last >= 0 and may_become(text[last:], *markers) else len(text)
 
 
 def may_become(text: str, *markers: str) -> bool:

@@ -35,7 +35,7 @@ class ResponseChoice:
 
     def closing(self, event: Finished) -> Iterable[Event]:
         self.reason = event.reason
-        events = self._send(self._parser.finish(event.reason))
+        events = self._send(self._parser.finish(event.cut))
         if self._logprobs is not None:
             self.output.score(chat_logprobs(self._logprobs.finish()))
         return [*events, *self.output.finish("incomplete" if event.reason == "length" else "completed")]
