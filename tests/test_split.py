@@ -331,7 +331,7 @@ def test_auto_knows_the_hosts_speed_after_warming_up(worker: WorkerServer) -> No
         assert runner._seam is not None
         assert runner._seam._host_layer_us
         check(runner, PROMPT[:600])
-        assert seam_of(runner) == 4 or "would not pay" in note_of(runner)
+        assert seam_of(runner) in (4, 8) or "would not pay" in note_of(runner)
 
 
 def test_a_worker_without_a_model_leaves_reads_to_the_host() -> None:
