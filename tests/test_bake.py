@@ -17,7 +17,7 @@ from backburner.attention.engine import Geometry
 from backburner.attention.numpy_engine import NumpyEngine
 from backburner.coreml.interpreter import Rounding
 from backburner.coreml.runtime import SimulatedRuntime
-from backburner.errors import OutOfBudget
+from backburner.errors import OutOfBudget, UnknownPage
 from backburner.worker.bake_share import SHARES, Share, read_share, write_share
 from backburner.worker.baker import BakeSettings
 from backburner.worker.bakery import Bakery
@@ -363,6 +363,49 @@ def test_a_host_whose_pages_make_no_run_is_served_by_the_ordinary_engine(kitchen
         assert "not a multiple" in made.bakery.state().error
         made.put("a", "b")
         assert made.runs() == 0
+
+
+def test_a_host_whose_pages_make_no_run_comes_while_another_ones_are_baked(kitchen: Path) -> None:
+    forget_pages(kitchen)
+    runtime, begun, held = Failing(), threading.Event(), threading.Event()
+
+    def wait(loads: int) -> None:
+        if loads == 2:
+            begun.set()
+            held.wait(PATIENCE_S)
+
+    runtime.on_load = wait
+    with baking(kitchen, runtime=runtime) as made:
+        made.put("a", "b")
+        assert begun.wait(PATIENCE_S)
+        made.store.release_all()
+        other = replace(GEOMETRY, page_tokens=48)
+        made.bakery.greet(other, LAYERS)
+        for key in keys("c", "d", "e"):
+            for layer in LAYERS:
+                made.store.put(key, layer, 0, *(x[:, :48] for x in rows(key, layer)), other)
+        made.store.bind(2, keys("c", "d", "e"), LAYERS, other)
+        baker, wanted = made.bakery._baker, []
+        look = baker._wanted
+        baker._wanted = lambda host: wanted.append(look(host)) or wanted[-1]
+        held.set()
+        until(lambda: wanted)
+        assert wanted[0] == []
+
+
+def test_a_page_that_is_gone_is_not_looked_for_again_at_once(
+    kitchen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_pages(kitchen)
+
+    def gone(*arguments) -> None:
+        raise UnknownPage("not here")
+
+    with baking(kitchen, pause_s=PATIENCE_S) as made:
+        monkeypatch.setattr(made.store, "pages_of", gone)
+        made.put("a", "b")
+        until(lambda: made.bakery._baker._pause_until)
+        assert made.bakery.state().refused == 0, "it may come again"
 
 
 def test_a_measured_share_is_read_where_it_is_written(tmp_path: Path) -> None:

@@ -433,6 +433,21 @@ def test_measuring_leaves_figures_on_the_link(pair):
         link.close()
 
 
+def test_a_host_is_silent_only_when_it_waits_for_nothing(pair):
+    near, far = pair
+    link, peer = Link(near, LONG_S), Peer(far)
+    assert peer.silent_s > 0
+    ping = link.post(m.Ping())
+    tag, request = peer.receive(LONG_S)
+    assert peer.silent_s == 0.0, "it waits for the answer"
+    peer.reply(tag, answer(request))
+    assert peer.silent_s > 0
+    link.wait(ping)
+    link.post(m.GetState(1, 3, 512))
+    peer.receive(LONG_S)
+    assert peer.silent_s > 0, "the worker waits for the host's chunk"
+
+
 def test_an_idle_host_is_no_reason_to_close(pair):
     near, far = pair
     link, peer = Link(near, LONG_S), Peer(far, LONG_S)

@@ -1,6 +1,8 @@
 """The worker over a real socket: greeting, refusals, attention, and what a lost host leaves."""
 
 import socket
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from backburner.engine.worker_link import greet
 from backburner.errors import BadRequest, LinkClosed, Mismatch, OutOfBudget, UnknownPage, WorkerBusy
 from backburner.transport import messages as m
 from backburner.transport.link import Link
+from backburner.worker import server as module
 from tests.host import BEST_ENGINE, link_to, port_of, serving, until
 
 GEOMETRY = Geometry(q_heads=4, kv_heads=2, head_dim=64, page_tokens=32, dtype="float32", scale=0.125)
@@ -154,9 +157,62 @@ def test_a_second_host_is_refused_by_name_and_the_first_is_not_disturbed() -> No
         greeted(server).close()
 
 
-def test_a_caller_that_says_nothing_does_not_keep_hosts_out_for_ever(monkeypatch) -> None:
-    from backburner.worker import server as module
+def test_a_silent_host_gives_way_to_one_that_calls(monkeypatch) -> None:
+    monkeypatch.setattr(module, "SILENT_S", 0.05)
+    with serving() as server:
+        first = greeted(server)
+        put(first)
+        first.exchange(m.Bind(1, (KEY,)))
+        until(lambda: server._serving.silent_s >= module.SILENT_S)
+        second = greeted(server)
+        assert second.exchange(m.Stats()).sequences == 0, "its sequences have ended with its connection"
+        assert second.exchange(m.Have((KEY,))).bitmap == bytes([1]), "its pages have not"
+        with pytest.raises(LinkClosed):
+            first.exchange(m.Ping())
+        monkeypatch.undo()
+        with pytest.raises(WorkerBusy):
+            greeted(server)
+        second.close()
 
+
+def test_a_host_that_waits_for_its_answer_is_not_silent(monkeypatch) -> None:
+    asked, answer = threading.Event(), threading.Event()
+    attend = NumpyEngine.attend
+
+    def slow(*arguments, **options):
+        asked.set()
+        assert answer.wait(30)
+        return attend(*arguments, **options)
+
+    monkeypatch.setattr(NumpyEngine, "attend", slow)
+    monkeypatch.setattr(module, "SILENT_S", 0.05)
+    with serving(engine="numpy") as server:
+        first = greeted(server)
+        put(first)
+        first.exchange(m.Bind(1, (KEY,)))
+        tag = first.post(m.Attend(1, 3, 0, 1, np.ones((4, 1, 64), np.float32)))
+        assert asked.wait(30)
+        time.sleep(2 * module.SILENT_S)
+        with pytest.raises(WorkerBusy):
+            greeted(server)
+        answer.set()
+        assert isinstance(first.wait(tag), m.PartialReply)
+        first.close()
+
+
+def test_a_caller_that_says_nothing_takes_no_place_of_a_silent_host(monkeypatch) -> None:
+    monkeypatch.setattr(module, "SILENT_S", 0.0)
+    monkeypatch.setattr(module, "HELLO_DEADLINE_S", 0.2)
+    with serving() as server:
+        first = greeted(server)
+        with socket.create_connection(("127.0.0.1", port_of(server)), timeout=30) as caller:
+            while caller.recv(1024):
+                pass  # until it is sent away
+        assert first.exchange(m.Ping()).payload is None
+        first.close()
+
+
+def test_a_caller_that_says_nothing_does_not_keep_hosts_out_for_ever(monkeypatch) -> None:
     monkeypatch.setattr(module, "HELLO_DEADLINE_S", 0.2)
     with serving() as server:
         silent = socket.create_connection(("127.0.0.1", port_of(server)))

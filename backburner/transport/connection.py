@@ -35,6 +35,7 @@ class Connection:
         self._channel = channel
         self._reader = FrameReader(body_max)
         self._send_lock = Lock()
+        self._moved_s = time.monotonic()  # when bytes last came or went
         # Why the link ended. Text: an exception would hold its frames, and they the link and its descriptor.
         self._failure: str | None = None
 
@@ -70,6 +71,7 @@ class Connection:
                 if self._failure is not None:
                     raise LinkClosed(f"the link to {self.peer} is closed: {self._failure}")
                 self.bytes_sent += self._channel.send(parts, time.monotonic() + self.timeout_s)
+                self._moved_s = time.monotonic()
         except BaseException as error:
             # Part of a frame may be out: nothing that follows could be understood.
             self._fail(error)
@@ -87,6 +89,7 @@ class Connection:
                 raise LinkClosed(f"{self.peer} closed the link{where}")
             reader.filled(count)
             self.bytes_received += count
+            self._moved_s = time.monotonic()
         message = decode(*frame)
         tag = frame.header.tag
         if tag == NO_TAG:

@@ -3,8 +3,9 @@
 import time
 
 from backburner.errors import LinkClosed, LinkTimeout, ProtocolError
-from backburner.transport.connection import NO_TAG, Connection
-from backburner.transport.messages import REPLIES, Error, Message
+from backburner.transport.channel import Channel
+from backburner.transport.connection import CONNECTION_BODY_MAX, NO_TAG, TIMEOUT_S, Connection
+from backburner.transport.messages import REPLIES, Error, GetState, Message
 
 # An error's text is for a person; a longer one would not fit into a str of the meta.
 ERROR_TEXT_MAX = 1000
@@ -12,6 +13,17 @@ ERROR_TEXT_MAX = 1000
 
 class Peer(Connection):
     """Requests of one host. One thread receives; any thread may reply."""
+
+    def __init__(
+        self, channel: Channel, timeout_s: float = TIMEOUT_S, body_max: int = CONNECTION_BODY_MAX
+    ) -> None:
+        super().__init__(channel, timeout_s, body_max)
+        self._unanswered: set[int] = set()  # tags of requests that the host may be waiting for
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the host has said nothing, though it had nothing to wait for. Any thread."""
+        return 0.0 if self._unanswered else time.monotonic() - self._moved_s
 
     def receive(self, timeout_s: float | None = None) -> tuple[int, Message]:
         """The next request and its tag.
@@ -37,12 +49,16 @@ class Peer(Connection):
         except BaseException as error:
             self._fail(error)
             raise
+        # A GetState is answered when the host has sent a chunk: until then the worker waits for the host.
+        if type(message) is not GetState:
+            self._unanswered.add(tag)
         return tag, message
 
     def reply(self, tag: int, message: Message) -> None:
         """Answers the request with that tag."""
         self._send(message, tag)
+        self._unanswered.discard(tag)
 
     def reply_error(self, tag: int, code: str, text: str) -> None:
         """Answers with an Error; the codes are those of `errors.REMOTE_ERRORS`."""
-        self._send(Error(code, text[:ERROR_TEXT_MAX]), tag)
+        self.reply(tag, Error(code, text[:ERROR_TEXT_MAX]))

@@ -97,6 +97,11 @@ class Baker:
             self._host = _Host(geometry, tuple(layers))
         self.wake()
 
+    def forget_host(self) -> None:
+        """The host that is served now has no pages to bake."""
+        with self._changed:
+            self._host = None
+
     def wake(self) -> None:
         """Pages were bound, or memory has become free."""
         with self._changed:
@@ -181,8 +186,8 @@ class Baker:
             raise _Lost
         except _Lost:
             self._pause()
-        except UnknownPage:
-            pass  # its sequence is gone
+        except UnknownPage:  # its sequence is gone; if it is not, the same page would be tried again at once
+            self._pause()
         except BakeRefused as e:
             self._refuse(name, str(e))
         except MemoryError:

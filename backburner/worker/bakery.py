@@ -34,6 +34,7 @@ class Bakery:
             check_run(geometry, self._settings.baked_tokens)
         except ConfigError as e:
             self._refusal = str(e)
+            self._baker.forget_host()
             log.warning("pages of this host are not baked: %s", e)
             return
         self._refusal = ""

@@ -26,6 +26,7 @@ from backburner.errors import (
     TransportError,
     WorkerBusy,
 )
+from backburner.kv.mover import HEARTBEAT_S
 from backburner.transport import messages as m
 from backburner.transport.channel import Channel, Door
 from backburner.transport.peer import Peer
@@ -42,8 +43,12 @@ log = logging.getLogger("backburner.worker")
 # A caller that does not say Hello is not a host.
 HELLO_DEADLINE_S = 5.0
 
-# Hosts send something every 5 s, but a host that computes one long step on a slow machine may be late.
+# Hosts send something every 5 s, but a host whose machine sleeps, or which a debugger has stopped, may be late.
 IDLE_DEADLINE_S = 600.0
+
+# After so long without a word a host gives way to another that calls: an outage may have ended it without an end of
+# file, and it may be the same one that calls again.
+SILENT_S = 3 * HEARTBEAT_S
 
 # A host that attends to its own pages reads nothing meanwhile, and a partial of several MB fills the buffers.
 SEND_DEADLINE_S = 60.0
@@ -58,7 +63,7 @@ ACCEPT_PAUSE_S = 0.2
 # its key in milliseconds, a stranger who keeps places may not keep it out.
 UNPROVEN_MAX = 32
 
-# How long the end waits for the request that is being answered; the slowest takes about a second.
+# How long the end of a session waits for the request that is being answered; the slowest takes about a second.
 STOP_DEADLINE_S = 5.0
 
 # Queries whose fold another worker's partial has to come before. A host has two of each question here,
@@ -114,12 +119,13 @@ class Session:
             m.Stats: self._stats,
         }
 
-    def run(self) -> None:
+    def run(self, first: tuple[int, m.Message] | None = None) -> None:
         """Serves until the host leaves. Raises TransportError then; a refused Hello ends it with its RemoteError.
 
         Returns if the host came to exchange keys: that is all it may do with this connection.
+        first: its first request and tag, if that has been received.
         """
-        tag, hello = self._peer.receive(HELLO_DEADLINE_S)
+        tag, hello = first or self._peer.receive(HELLO_DEADLINE_S)
         try:
             if isinstance(hello, m.PairKeys):
                 self._peer.reply(tag, self._exchange_keys(hello))
@@ -308,7 +314,7 @@ class Session:
 
 
 class WorkerServer:
-    """Accepts hosts on one listener: the first is served, others are refused by name until it leaves."""
+    """Accepts hosts on one listener. One is served; others are refused by name until it leaves or falls silent."""
 
     def __init__(
         self,
@@ -421,7 +427,7 @@ class WorkerServer:
                 channel.close()
                 return
             busy = self._serving is not None
-            run = self._refuse if busy else self._serve
+            run = self._serve_or_refuse if busy else self._serve
             thread = threading.Thread(
                 target=run, args=(peer, channel), name=f"host {channel.peer}", daemon=True
             )
@@ -440,7 +446,7 @@ class WorkerServer:
         if peer is not None:
             peer.close()
 
-    def _serve(self, peer: Peer, channel: Channel) -> None:
+    def _serve(self, peer: Peer, channel: Channel, first: tuple[int, m.Message] | None = None) -> None:
         try:
             Session(
                 peer,
@@ -452,7 +458,7 @@ class WorkerServer:
                 self.throttle,
                 self.bakery,
                 self._introduce,
-            ).run()
+            ).run(first)
         except TransportError as e:
             log.info("the host at %s left: %s", channel.peer, e)
         except RemoteError as e:
@@ -468,14 +474,33 @@ class WorkerServer:
             with self._lock:
                 self._serving = None
 
-    def _refuse(self, peer: Peer, channel: Channel) -> None:
-        """Answers a second host's Hello, and nothing else, with the reason."""
+    def _serve_or_refuse(self, peer: Peer, channel: Channel) -> None:
+        """Answers a second host's Hello, and nothing else, with the reason; serves it if the first gives way."""
         error = WorkerBusy("this worker already serves another host; stop that one, or use another worker.")
         try:
-            tag, _ = peer.receive(HELLO_DEADLINE_S)
-            peer.reply_error(tag, error.code, str(error))
+            first = peer.receive(HELLO_DEADLINE_S)
+            if self._give_place(peer):
+                self._serve(peer, channel, first)
+                return
+            peer.reply_error(first[0], error.code, str(error))
             log.warning("refused a second host at %s", channel.peer)
         except TransportError as e:
             log.debug("a second caller at %s: %s", channel.peer, e)
         finally:
             peer.close()
+
+    def _give_place(self, peer: Peer) -> bool:
+        """Makes the caller the one that is served, on this thread, if the host before has left or is silent."""
+        with self._lock:
+            before, session = self._serving, self._session
+        if before is not None and session is not None and (silent_s := before.silent_s) >= SILENT_S:
+            log.warning(
+                "the host at %s has been silent for %.0f s; %s called", before.peer, silent_s, peer.peer
+            )
+            before.close()
+            session.join(STOP_DEADLINE_S)
+        with self._lock:
+            if self._serving is not None or self._closing.is_set():
+                return False
+            self._serving, self._session = peer, threading.current_thread()
+            return True
