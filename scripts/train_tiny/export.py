@@ -61,6 +61,7 @@ def write_folder(
     ids = {t["content"]: t["id"] for t in vocab}
     weights = {n: v.to(dtype).contiguous() for n, v in model.exported().items()}
     save_file(weights, out / "model.safetensors", metadata={"format": "mlx"})
+    (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
     (out / "config.json").write_text(
         json.dumps(model_config(model.config, ids["<|im_end|>"]), indent=1) + "\n"
     )
