@@ -127,6 +127,17 @@ def test_a_short_read_stays_on_the_host(worker: WorkerServer) -> None:
 
 # -- several reads of one conversation --------------------------------------------------------------------------------
 
+def test_a_read_of_one_ubatch_stays_on_the_host_however_short_reads_may_be_split(
+    worker: WorkerServer,
+) -> None:
+    with host(
+        lambda: link_to(worker), split_layer=SEAM, window_tokens=WIDE, split_tokens_min=100, sessions=1
+    ) as runner:
+        for length, start, seam in ((200, 0, None), (300, 0, SEAM), (500, 256, None), (700, 256, SEAM)):
+            assert check(runner, PROMPT[:length]).read_from == start
+            assert seam_of(runner) == seam
+
+
 
 def test_following_reads_of_a_conversation_push_nothing(worker: WorkerServer) -> None:
     sent: list[Message] = []

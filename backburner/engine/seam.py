@@ -114,6 +114,8 @@ class SeamChooser:
         self.seam = None
         if not self.wanted or state.prompt_tokens - start <= self._split_tokens_min:
             return None
+        if start == last_start:  # one ubatch, the last, which the host runs itself
+            return None
         read = self._begin(state, start, last_start)
         if read is None:
             self.reads.whole += 1
