@@ -14,6 +14,7 @@ import pytest
 
 from backburner.config import SPLIT_MIN_TOKENS
 from backburner.engine import seam as seam_module
+from backburner.engine import tail as tail_module
 from backburner.engine.request import GenerationRequest
 from backburner.engine.runner import ModelRunner
 from backburner.engine.seam import SeamChooser
@@ -21,6 +22,7 @@ from backburner.engine.sequence import Sequence
 from backburner.engine.tail import TailRead
 from backburner.kv.pages import PageTable, PendingAttention
 from backburner.model.load import TINY, read_config
+from backburner.transport import fields
 from backburner.transport.messages import (
     Attend,
     Message,
@@ -125,8 +127,6 @@ def test_a_short_read_stays_on_the_host(worker: WorkerServer) -> None:
     assert not of(sent, TailOpen)
 
 
-# -- several reads of one conversation --------------------------------------------------------------------------------
-
 def test_a_read_of_one_ubatch_stays_on_the_host_however_short_reads_may_be_split(
     worker: WorkerServer,
 ) -> None:
@@ -137,6 +137,8 @@ def test_a_read_of_one_ubatch_stays_on_the_host_however_short_reads_may_be_split
             assert check(runner, PROMPT[:length]).read_from == start
             assert seam_of(runner) == seam
 
+
+# -- several reads of one conversation --------------------------------------------------------------------------------
 
 
 def test_following_reads_of_a_conversation_push_nothing(worker: WorkerServer) -> None:
@@ -216,6 +218,19 @@ def test_a_worker_that_was_started_anew_gets_rows_and_states_back() -> None:
     assert sum(r.k.shape[1] for r in of(sent, PutRows)) == 512 * len(ATTENTION[1:])
     assert {r.layer for r in of(sent, PutRows)} == set(ATTENTION[1:])
     assert {s.layer for s in of(sent, PutState)} == set(range(SEAM, LAYERS)) - set(ATTENTION)
+
+
+def test_a_read_that_goes_on_beyond_the_names_of_a_tail_stays_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, worker: WorkerServer
+) -> None:
+    for module, name in ((fields, "ITEMS_MAX"), (tail_module, "KEYS_MAX"), (seam_module, "KEYS_MAX")):
+        monkeypatch.setattr(module, name, 12)  # 1,024 ubatches would take minutes
+    long = (PROMPT + OTHER) * 2
+    with host(lambda: link_to(worker), split_layer=SEAM, window_tokens=WIDE, sessions=1) as runner:
+        for length, start, seam in ((3200, 0, SEAM), (3900, 12 * 256, SEAM), (4500, 15 * 256, None)):
+            assert check(runner, long[:length]).read_from == start
+            assert seam_of(runner) == seam
+        assert "beyond 3,072 tokens" in note_of(runner)
 
 
 # -- past the window --------------------------------------------------------------------------------------------------

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from backburner.attention.select import make_engine
-from backburner.engine import split_decode
+from backburner.engine import split_decode, tail
 from backburner.engine.request import GenerationRequest, SamplingParams
 from backburner.engine.split_decode import SplitDecodeRunner
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import WorkerLost
 from backburner.model.fingerprint import layers_fingerprint
 from backburner.model.load import TINY, LoadedModel, Part, load, read_config
+from backburner.transport import fields
 from backburner.transport.link import Link
 from backburner.transport.messages import Message, TailAck, TailChunk
 from backburner.worker.server import WorkerServer
@@ -164,6 +165,18 @@ def test_a_following_read_goes_on_where_the_last_one_stood(server: WorkerServer,
 
 
 def test_an_edit_reads_again_from_the_last_checkpoint(server: WorkerServer, all_logits: None) -> None:
+def test_beyond_the_names_of_a_tail_it_goes_on_from_the_last_checkpoint_before(
+    monkeypatch: pytest.MonkeyPatch, server: WorkerServer, all_logits: None
+) -> None:
+    for module, name in ((fields, "ITEMS_MAX"), (tail, "KEYS_MAX")):
+        monkeypatch.setattr(module, name, 12)  # 1,024 ubatches would take minutes
+    long = PROMPT * 4
+    with split(lambda: link_to(server)) as runner:
+        assert check(runner, long[:3200]) == 0
+        assert check(runner, long[:3900]) == 12 * 256
+        assert check(runner, long[:4500]) == 12 * 256
+
+
     sent: list[Message] = []
     with split(lambda: watched(server, sent.append)) as runner:
         assert check(runner, PROMPT[:900]) == 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.sequence import Sequence
-from backburner.engine.tail import Stage, TailRead, bring_up
+from backburner.engine.tail import KEYS_MAX, Stage, TailRead, bring_up
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import BackburnerError, RemoteError
 from backburner.kv.held import MirroredPages
@@ -127,8 +127,12 @@ class SeamChooser:
         tails = [t for t in map(self._tail, range(len(self._workers))) if t is not None]
         if not tails:
             return None
+        keys = state.name_ubatches(start)
+        if len(keys) > KEYS_MAX:  # rows of all that is beyond would have to cross for each such read
+            self.note = f"a read that goes on beyond {KEYS_MAX * UBATCH_TOKENS:,} tokens is not split"
+            return None
         try:
-            stages = self._open(tails, state.name_ubatches(start))
+            stages = self._open(tails, keys)
             if stages is None:
                 return None
             for stage in stages:

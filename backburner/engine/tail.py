@@ -19,6 +19,7 @@ from backburner.kv.mover import PIECE_BYTES
 from backburner.kv.question import PageConnection
 from backburner.model.arrays import from_numpy, to_numpy
 from backburner.model.hybrid import HybridModel
+from backburner.transport.fields import ITEMS_MAX
 from backburner.transport.messages import (
     GetState,
     PutRows,
@@ -43,6 +44,9 @@ RESIDUAL_BYTES_MAX = 256 * 2**20
 
 # Loading a tail's layers from a phone's flash: 8 GB at 1 GB/s, and room.
 OPEN_DEADLINE_S = 120.0
+
+# Ubatches by whose names a worker finds its mirror: what is beyond 262,144 tokens it has to be given again.
+KEYS_MAX = ITEMS_MAX
 
 
 class TailLost(BackburnerError):
@@ -72,10 +76,12 @@ class Stage:
     def open(
         self, fingerprint: bytes, ubatch_tokens: int, keys: Items[bytes], head: bool = False
     ) -> TailOpened:
-        """Makes the worker ready. Raises RemoteError (no_model, mismatch, ...) or TransportError."""
-        request = TailOpen(
-            self.sequence, self.first, self.stop, head, fingerprint, ubatch_tokens, tuple(keys)
-        )
+        """Makes the worker ready. Raises RemoteError (no_model, mismatch, ...) or TransportError.
+
+        Of more keys than KEYS_MAX the first are sent.
+        """
+        names = tuple(keys[:KEYS_MAX])
+        request = TailOpen(self.sequence, self.first, self.stop, head, fingerprint, ubatch_tokens, names)
         self.opened = opened = self.connection.link.exchange(request, OPEN_DEADLINE_S)
         self.observe(ubatch_tokens, opened.layer_us * (self.stop - self.first) / 1e6)
         return opened
