@@ -59,7 +59,7 @@ def alone(prompt: tuple[int, ...], count: int = TOKENS) -> Answer:
 
 
 @contextmanager
-def split(connect: Callable[[], Link]) -> Iterator[SplitDecodeRunner]:
+def split(connect: Callable[[], Link], host_tokens: int | None = None) -> Iterator[SplitDecodeRunner]:
     model, engine, config = head().model, make_engine(BEST_ENGINE), read_config(TINY)
     geometry = model.geometry(PAGE)
     link = WorkerLink(connect, "test", engine, geometry, model.attention_layers, model.fingerprint)
@@ -72,6 +72,7 @@ def split(connect: Callable[[], Link]) -> Iterator[SplitDecodeRunner]:
         link,
         LAYERS,
         lambda first, stop: layers_fingerprint(TINY, config, first, stop, True),
+        host_tokens=host_tokens,
     )
     try:
         yield runner
@@ -164,7 +165,6 @@ def test_a_following_read_goes_on_where_the_last_one_stood(server: WorkerServer,
         assert check(runner, PROMPT[:1400]) == 1280
 
 
-def test_an_edit_reads_again_from_the_last_checkpoint(server: WorkerServer, all_logits: None) -> None:
 def test_beyond_the_names_of_a_tail_it_goes_on_from_the_last_checkpoint_before(
     monkeypatch: pytest.MonkeyPatch, server: WorkerServer, all_logits: None
 ) -> None:
@@ -177,6 +177,7 @@ def test_beyond_the_names_of_a_tail_it_goes_on_from_the_last_checkpoint_before(
         assert check(runner, long[:4500]) == 12 * 256
 
 
+def test_an_edit_reads_again_from_the_last_checkpoint(server: WorkerServer, all_logits: None) -> None:
     sent: list[Message] = []
     with split(lambda: watched(server, sent.append)) as runner:
         assert check(runner, PROMPT[:900]) == 0
@@ -185,6 +186,21 @@ def test_beyond_the_names_of_a_tail_it_goes_on_from_the_last_checkpoint_before(
         edited = PROMPT[:1000] + [t ^ 1 for t in PROMPT[1000:1300]]
         assert check(runner, edited) == 768
     assert of(sent, TailChunk)[0].position == 768
+
+
+def test_kept_conversations_give_way_when_the_hosts_memory_is_short(
+    server: WorkerServer, all_logits: None
+) -> None:
+    one, other = PROMPT[:600], [t ^ 1 for t in PROMPT[:600]]
+    with split(lambda: link_to(server), host_tokens=1000) as runner:
+        assert check(runner, one) == 0
+        assert check(runner, one) == 512
+        (kept,) = runner.sessions
+        assert check(runner, other) == 0  # 600 and 600 do not fit
+        assert len(runner.sessions) == 1
+        assert kept.sequence.table.tokens == 0, "its pages are free, whoever still knows it"
+        assert check(runner, other) == 512
+        assert check(runner, one) == 0
 
 
 def test_a_cancelled_read_is_gone_on_with(server: WorkerServer, all_logits: None) -> None:
