@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -645,3 +646,18 @@ def test_bfloat16_travels_as_its_bits() -> None:
     assert there.dtype == mx.bfloat16
     assert np.array_equal(to_numpy(there), bits)
     assert numpy_dtype(mx.bfloat16) == np.uint16
+def test_reading_more_layers_gives_up_the_model_that_had_fewer() -> None:
+    host = alone(seed=16)
+    with tail_server() as server:
+        link = greeted(server)
+        open_tail(link, 4, keys_of(host.ids))
+        link.exchange(host.chunk(host.steps[0], 4))
+        small = weakref.ref(server._tail._model)
+        open_tail(link, 2, sequence=2)
+        link.exchange(host.chunk(host.steps[0], 2, sequence=2))
+        assert small() is None, "the mirror that is left needs its rows and states alone"
+        assert open_tail(link, 4, keys_of(host.ids)).rows == UBATCH
+        check(link.exchange(host.chunk(host.steps[1], 4)), host.steps[1], 4)
+        link.close()
+
+
