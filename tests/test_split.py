@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from backburner.attention.select import make_engine
 from backburner.config import SPLIT_MIN_TOKENS
 from backburner.engine import seam as seam_module
 from backburner.engine import tail as tail_module
@@ -40,6 +41,7 @@ from benchmarks.models import write_small
 from tests.crossing import of, watched
 from tests.host import (
     ATTENTION,
+    BEST_ENGINE,
     LAYERS,
     Answer,
     generate,
@@ -49,6 +51,7 @@ from tests.host import (
     long_prompt,
     same,
     serving,
+    tiny,
     until,
 )
 
@@ -395,6 +398,22 @@ def test_a_worker_that_runs_out_of_memory_leaves_the_rest_to_the_host() -> None:
         check(runner, PROMPT[:1025])
         assert len(of(sent, TailChunk)) > 1, "it was split until then"
         check(runner, PROMPT[:600])
+
+
+@pytest.mark.parametrize("seam", [0, SEAM])
+def test_after_a_split_read_its_tail_gives_way_to_pages(seam: int) -> None:
+    pages, window = 18, 512
+    prompt = (PROMPT + OTHER)[:1700]
+    page_bytes = make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(PAGE)) * len(ATTENTION)
+    with (
+        serving(pages * page_bytes, model=MODEL) as server,
+        host(lambda: link_to(server), split_layer=seam, window_tokens=window, sessions=1) as runner,
+    ):
+        check(runner, prompt[:1300])
+        assert seam_of(runner) == (seam or None)
+        state = check(runner, prompt)
+        assert seam_of(runner) is None, "too short to be split"
+        assert state.table.held == pages == (len(prompt) - window) // PAGE
 
 
 @pytest.mark.parametrize("cut_at", [None, 512, 768, 1024, 1280])

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.sequence import Sequence
-from backburner.engine.tail import KEYS_MAX, Stage, TailRead, bring_up
+from backburner.engine.tail import KEYS_MAX, LeftThere, Stage, TailRead, bring_up
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import BackburnerError, RemoteError
 from backburner.kv.held import MirroredPages
+from backburner.kv.pages import PageTable
 from backburner.kv.question import PageConnection
 from backburner.model.hybrid import HybridModel
 from backburner.planner.seam import Speeds, best_seam, why_not
@@ -75,6 +76,7 @@ class SeamChooser:
         self._host_layer_us: float | None = None
         self._cold = True
         self._last_seam: int | None = None
+        self._left: LeftThere | None = None  # of the last read that was split
         self.seam: int | None = None  # of the last read; None: it was not split
         self.note: str | None = None  # why reads are not split, for status and log
         self.reads = ReadCounts()
@@ -149,7 +151,19 @@ class SeamChooser:
             pages = last_start // state.table.geometry.page_tokens
             one = len(stages) == 1  # of a chain no stage has all tail layers
             state.held.mirror = MirroredPages(index, stages[0].sequence, pages) if one else None
-        return TailRead(self._model, state, stages, start, last_start)
+        read = TailRead(self._model, state, stages, start, last_start)
+        self._left = read.left
+        return read
+
+    def give_back(self, table: PageTable) -> bool:
+        """Makes room for pages of a table at workers that keep something of the last split read. False if none does, or
+        while that read is running."""
+        left = self._left
+        if left is None or not left.over:
+            return False
+        self._left = None
+        left.give_back(table)
+        return True
 
     def prepare(self) -> None:
         """Lets workers load the layers that they will probably run, before the first long read has to wait for it."""

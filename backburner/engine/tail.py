@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from backburner.engine.sequence import Checkpoint, Sequence
 from backburner.errors import BackburnerError, ProtocolError, TransportError
 from backburner.kv.mover import PIECE_BYTES
+from backburner.kv.pages import PageTable
 from backburner.kv.question import PageConnection
 from backburner.model.arrays import from_numpy, to_numpy
 from backburner.model.hybrid import HybridModel
@@ -127,6 +129,23 @@ def bring_up(stage: Stage, state: Sequence, position: int) -> None:
             sent(PutState(sequence, layer, position, to_numpy(conv), to_numpy(recurrent)))
     while tags:
         link.wait(tags.popleft(), OPEN_DEADLINE_S)
+
+
+@dataclass(eq=False, slots=True)
+class LeftThere:
+    """What workers have of a split read, and keep for the next one. Outlives the read, and keeps nothing of it here."""
+
+    stages: tuple[Stage, ...]
+    table: "weakref.ref[PageTable]"
+    over: bool = False  # the read has ended
+
+    def give_back(self, table: PageTable) -> None:
+        """Makes room there for pages of a table: what they have are its held pages already, or it goes."""
+        mine = self.table() is table and len(self.stages) == 1  # in a chain nothing is held in common
+        position = table.held * table.geometry.page_tokens if mine else 0
+        for stage in self.stages:
+            with contextlib.suppress(BackburnerError):  # then it is gone already
+                stage.connection.link.exchange(TailRewind(stage.sequence, position), OPEN_DEADLINE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +270,7 @@ class TailRead:
         self._model = model
         self._state = state
         self.stages = tuple(stages)
+        self.left = LeftThere(self.stages, weakref.ref(state.table))
         self.seam = stages[0].first
         self._last_start = last_start
         self._residual_bytes_max = residual_bytes_max
@@ -451,6 +471,7 @@ class TailRead:
         self._end()
 
     def _end(self) -> None:
+        self.left.over = True
         for collector in self._collectors:
             collector.end()
 
