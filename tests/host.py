@@ -13,6 +13,7 @@ import numpy as np
 
 from backburner.attention.engine import AttentionEngine
 from backburner.attention.select import make_engine
+from backburner.config import SPLIT_MIN_TOKENS
 from backburner.engine.request import GenerationRequest
 from backburner.engine.runner import ModelRunner, Placement
 from backburner.engine.runner import Sequence as SequenceState
@@ -112,6 +113,7 @@ def host(
     folder: Path = TINY,
     host_tokens: int | None = None,
     split_layer: int | None = 0,
+    split_tokens_min: int = SPLIT_MIN_TOKENS,
     spill_folder: Path | None = None,
     spill_bytes: int = 2**30,
     sessions: int = 0,
@@ -142,6 +144,7 @@ def host(
         spill=spill,
         overdue_pages=overdue_pages,
         split_layer=split_layer,
+        split_tokens_min=split_tokens_min,
         fingerprint=lambda first, stop: layers_fingerprint(folder, config, first, stop, False),
         host_tokens=host_tokens,
         sessions=sessions,

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from backburner.attention.select import make_engine
 from backburner.config import SPLIT_MIN_TOKENS
 from backburner.engine import seam as seam_module
+from backburner.engine import tail as tail_module
 from backburner.engine.request import GenerationRequest
 from backburner.engine.runner import ModelRunner
 from backburner.engine.seam import SeamChooser
@@ -21,6 +23,7 @@ from backburner.engine.sequence import Sequence
 from backburner.engine.tail import TailRead
 from backburner.kv.pages import PageTable, PendingAttention
 from backburner.model.load import TINY, read_config
+from backburner.transport import fields
 from backburner.transport.messages import (
     Attend,
     Message,
@@ -38,6 +41,7 @@ from benchmarks.models import write_small
 from tests.crossing import of, watched
 from tests.host import (
     ATTENTION,
+    BEST_ENGINE,
     LAYERS,
     Answer,
     generate,
@@ -47,6 +51,7 @@ from tests.host import (
     long_prompt,
     same,
     serving,
+    tiny,
     until,
 )
 
@@ -123,6 +128,17 @@ def test_a_short_read_stays_on_the_host(worker: WorkerServer) -> None:
         check(runner, PROMPT[:SPLIT_MIN_TOKENS])
         assert seam_of(runner) is None
     assert not of(sent, TailOpen)
+
+
+def test_a_read_of_one_ubatch_stays_on_the_host_however_short_reads_may_be_split(
+    worker: WorkerServer,
+) -> None:
+    with host(
+        lambda: link_to(worker), split_layer=SEAM, window_tokens=WIDE, split_tokens_min=100, sessions=1
+    ) as runner:
+        for length, start, seam in ((200, 0, None), (300, 0, SEAM), (500, 256, None), (700, 256, SEAM)):
+            assert check(runner, PROMPT[:length]).read_from == start
+            assert seam_of(runner) == seam
 
 
 # -- several reads of one conversation --------------------------------------------------------------------------------
@@ -205,6 +221,19 @@ def test_a_worker_that_was_started_anew_gets_rows_and_states_back() -> None:
     assert sum(r.k.shape[1] for r in of(sent, PutRows)) == 512 * len(ATTENTION[1:])
     assert {r.layer for r in of(sent, PutRows)} == set(ATTENTION[1:])
     assert {s.layer for s in of(sent, PutState)} == set(range(SEAM, LAYERS)) - set(ATTENTION)
+
+
+def test_a_read_that_goes_on_beyond_the_names_of_a_tail_stays_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, worker: WorkerServer
+) -> None:
+    for module, name in ((fields, "ITEMS_MAX"), (tail_module, "KEYS_MAX"), (seam_module, "KEYS_MAX")):
+        monkeypatch.setattr(module, name, 12)  # 1,024 ubatches would take minutes
+    long = (PROMPT + OTHER) * 2
+    with host(lambda: link_to(worker), split_layer=SEAM, window_tokens=WIDE, sessions=1) as runner:
+        for length, start, seam in ((3200, 0, SEAM), (3900, 12 * 256, SEAM), (4500, 15 * 256, None)):
+            assert check(runner, long[:length]).read_from == start
+            assert seam_of(runner) == seam
+        assert "beyond 3,072 tokens" in note_of(runner)
 
 
 # -- past the window --------------------------------------------------------------------------------------------------
@@ -369,6 +398,22 @@ def test_a_worker_that_runs_out_of_memory_leaves_the_rest_to_the_host() -> None:
         check(runner, PROMPT[:1025])
         assert len(of(sent, TailChunk)) > 1, "it was split until then"
         check(runner, PROMPT[:600])
+
+
+@pytest.mark.parametrize("seam", [0, SEAM])
+def test_after_a_split_read_its_tail_gives_way_to_pages(seam: int) -> None:
+    pages, window = 18, 512
+    prompt = (PROMPT + OTHER)[:1700]
+    page_bytes = make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(PAGE)) * len(ATTENTION)
+    with (
+        serving(pages * page_bytes, model=MODEL) as server,
+        host(lambda: link_to(server), split_layer=seam, window_tokens=window, sessions=1) as runner,
+    ):
+        check(runner, prompt[:1300])
+        assert seam_of(runner) == (seam or None)
+        state = check(runner, prompt)
+        assert seam_of(runner) is None, "too short to be split"
+        assert state.table.held == pages == (len(prompt) - window) // PAGE
 
 
 @pytest.mark.parametrize("cut_at", [None, 512, 768, 1024, 1280])

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from backburner.attention.select import make_engine
-from backburner.engine import split_decode
+from backburner.engine import split_decode, tail
 from backburner.engine.request import GenerationRequest, SamplingParams
 from backburner.engine.split_decode import SplitDecodeRunner
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import WorkerLost
 from backburner.model.fingerprint import layers_fingerprint
 from backburner.model.load import TINY, LoadedModel, Part, load, read_config
+from backburner.transport import fields
 from backburner.transport.link import Link
 from backburner.transport.messages import Message, TailAck, TailChunk
 from backburner.worker.server import WorkerServer
@@ -58,7 +59,7 @@ def alone(prompt: tuple[int, ...], count: int = TOKENS) -> Answer:
 
 
 @contextmanager
-def split(connect: Callable[[], Link]) -> Iterator[SplitDecodeRunner]:
+def split(connect: Callable[[], Link], host_tokens: int | None = None) -> Iterator[SplitDecodeRunner]:
     model, engine, config = head().model, make_engine(BEST_ENGINE), read_config(TINY)
     geometry = model.geometry(PAGE)
     link = WorkerLink(connect, "test", engine, geometry, model.attention_layers, model.fingerprint)
@@ -71,6 +72,7 @@ def split(connect: Callable[[], Link]) -> Iterator[SplitDecodeRunner]:
         link,
         LAYERS,
         lambda first, stop: layers_fingerprint(TINY, config, first, stop, True),
+        host_tokens=host_tokens,
     )
     try:
         yield runner
@@ -163,6 +165,18 @@ def test_a_following_read_goes_on_where_the_last_one_stood(server: WorkerServer,
         assert check(runner, PROMPT[:1400]) == 1280
 
 
+def test_beyond_the_names_of_a_tail_it_goes_on_from_the_last_checkpoint_before(
+    monkeypatch: pytest.MonkeyPatch, server: WorkerServer, all_logits: None
+) -> None:
+    for module, name in ((fields, "ITEMS_MAX"), (tail, "KEYS_MAX")):
+        monkeypatch.setattr(module, name, 12)  # 1,024 ubatches would take minutes
+    long = PROMPT * 4
+    with split(lambda: link_to(server)) as runner:
+        assert check(runner, long[:3200]) == 0
+        assert check(runner, long[:3900]) == 12 * 256
+        assert check(runner, long[:4500]) == 12 * 256
+
+
 def test_an_edit_reads_again_from_the_last_checkpoint(server: WorkerServer, all_logits: None) -> None:
     sent: list[Message] = []
     with split(lambda: watched(server, sent.append)) as runner:
@@ -172,6 +186,21 @@ def test_an_edit_reads_again_from_the_last_checkpoint(server: WorkerServer, all_
         edited = PROMPT[:1000] + [t ^ 1 for t in PROMPT[1000:1300]]
         assert check(runner, edited) == 768
     assert of(sent, TailChunk)[0].position == 768
+
+
+def test_kept_conversations_give_way_when_the_hosts_memory_is_short(
+    server: WorkerServer, all_logits: None
+) -> None:
+    one, other = PROMPT[:600], [t ^ 1 for t in PROMPT[:600]]
+    with split(lambda: link_to(server), host_tokens=1000) as runner:
+        assert check(runner, one) == 0
+        assert check(runner, one) == 512
+        (kept,) = runner.sessions
+        assert check(runner, other) == 0  # 600 and 600 do not fit
+        assert len(runner.sessions) == 1
+        assert kept.sequence.table.tokens == 0, "its pages are free, whoever still knows it"
+        assert check(runner, other) == 512
+        assert check(runner, one) == 0
 
 
 def test_a_cancelled_read_is_gone_on_with(server: WorkerServer, all_logits: None) -> None:

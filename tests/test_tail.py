@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ PAGE = 32
 UBATCH = 24
 TAIL = ATTENTION[1:]  # the attention layers from 4 on
 MODEL = ("tiny", TINY)
+PAGE_BYTES = make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(PAGE))
 LONG = [UBATCH] * 4 + [17, 1, 1, 30]
 
 
@@ -509,8 +511,7 @@ def test_a_page_that_is_stored_already_takes_the_mirrors_place() -> None:
 
 def test_a_tail_over_the_budget_is_refused_and_gives_its_memory_back() -> None:
     host = alone(seed=12)
-    page_bytes = make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(PAGE))
-    with tail_server(memory_bytes=3 * len(TAIL) * page_bytes) as server:
+    with tail_server(memory_bytes=3 * len(TAIL) * PAGE_BYTES) as server:
         link = greeted(server, layers=(7,))
         link.exchange(m.PutPage(b"i" * 32, 7, 0, *host.rows(7, 0, PAGE)))  # idle: it gives way
         open_tail(link, 4, keys_of(host.ids))
@@ -528,6 +529,118 @@ def test_a_tail_over_the_budget_is_refused_and_gives_its_memory_back() -> None:
         with pytest.raises(UnknownPage):
             link.exchange(host.chunk(host.steps[3], 4, sequence=1))
         check(link.exchange(host.chunk(host.steps[3], 4, sequence=2)), host.steps[3], 4)
+        link.close()
+
+
+def put_page(link: Link, host: Alone, name: bytes) -> m.PageAck:
+    return link.exchange(m.PutPage(name * 32, 7, 0, *host.rows(7, 0, PAGE)))
+
+
+@contextmanager
+def held_up_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Chunks begin, which the event tells, and go on when the context ends."""
+    running, go_on = threading.Event(), threading.Event()
+    run = Mirror.run
+
+    def held_up(*args):
+        running.set()
+        assert go_on.wait(20)
+        return run(*args)
+
+    monkeypatch.setattr(Mirror, "run", held_up)
+    try:
+        yield running
+    finally:
+        go_on.set()
+
+
+def test_a_mirror_gives_way_to_pages_but_never_the_one_of_a_running_read(monkeypatch) -> None:
+    host = alone(seed=12)
+    mirrored = 3 * len(TAIL)  # pages of one
+    names = [bytes([65 + i]) for i in range(mirrored + 1)]
+    with tail_server(memory_bytes=(2 * mirrored + 1) * PAGE_BYTES) as server:
+        link = greeted(server, layers=(7,))
+        for sequence in (1, 2):
+            open_tail(link, 4, sequence=sequence)
+            for step in host.steps[:3]:
+                check(link.exchange(host.chunk(step, 4, sequence=sequence)), step, 4)
+        put_page(link, host, names[0])
+        link.exchange(m.Bind(5, (names[0] * 32,)))  # an idle page would give way before
+        assert server.store.used_bytes == server.store.memory_bytes
+        with held_up_chunks(monkeypatch) as running:
+            chunk = link.post(host.chunk(host.steps[3], 4, sequence=2))
+            assert running.wait(20)
+            for name in names[1:]:
+                put_page(link, host, name)
+            link.exchange(m.Bind(5, [name * 32 for name in names]))
+            with pytest.raises(OutOfBudget):
+                put_page(link, host, b"z")
+        check(link.wait(chunk), host.steps[3], 4)
+        with pytest.raises(UnknownPage):
+            link.exchange(host.chunk(host.steps[3], 4, sequence=1))
+        assert server.store.used_bytes == server.store.memory_bytes
+        link.close()
+
+
+def test_a_mirror_that_somebody_waits_for_does_not_give_way() -> None:
+    host = alone(seed=12)
+    part = host.steps[1].residuals[4][:6]
+    with tail_server(memory_bytes=2 * len(TAIL) * PAGE_BYTES) as server:
+        link = greeted(server, layers=(7,))
+        waiting = {}
+        for sequence in (1, 2):
+            open_tail(link, 4, sequence=sequence)
+            link.exchange(host.chunk(host.steps[0], 4, sequence=sequence))
+            waiting[sequence] = link.post(m.GetState(sequence, 4, 30))
+        with pytest.raises(OutOfBudget):
+            put_page(link, host, b"a")
+        for sequence, tag in waiting.items():
+            link.exchange(host.chunk(host.steps[1], 4, sequence=sequence, residual=part, key=None))
+            assert isinstance(link.wait(tag), m.StateReply)
+        put_page(link, host, b"a")
+        with pytest.raises(UnknownPage):
+            link.exchange(m.TailRewind(1, 0))
+        assert link.exchange(m.TailRewind(2, 0)) == m.Ok()
+        link.close()
+
+
+def test_mirrors_of_a_host_that_left_are_free_for_the_next_ones_pages() -> None:
+    host = alone(seed=12)
+    mirrored = 3 * len(TAIL)  # pages
+    with tail_server(memory_bytes=mirrored * PAGE_BYTES) as server:
+        link = greeted(server, layers=(7,))
+        open_tail(link, 4, keys_of(host.ids))
+        for step in host.steps[:4]:
+            link.exchange(host.chunk(step, 4))
+        link.exchange(m.NamePages(1, (b"n" * 32,)))
+        link.close()
+        until(lambda: server._serving is None)
+        link = link_to(server)
+        welcome = greet(link, tiny().model.geometry(PAGE), (7,), b"model", BEST_ENGINE)
+        assert welcome.free_bytes == welcome.memory_bytes
+        assert open_tail(link, 4, keys_of(host.ids)).rows == 96, "as long as nobody wants its memory"
+        link.close()
+        until(lambda: server._serving is None and not server._tail._sequences)
+        link = greeted(server, layers=(7,))
+        names = [bytes([65 + i]) for i in range(mirrored)]
+        for name in names:
+            put_page(link, host, name)
+        link.exchange(m.Bind(5, [name * 32 for name in names]))
+        assert server.store.used_bytes == server.store.memory_bytes
+        assert open_tail(link, 4, keys_of(host.ids)).rows == 0
+        link.close()
+
+
+def test_rows_that_do_not_fit_leave_no_half_of_them_behind() -> None:
+    host = alone(seed=12)
+    with tail_server(memory_bytes=2 * PAGE_BYTES) as server:
+        link = greeted(server, layers=(7,))
+        open_tail(link, 4)
+        with pytest.raises(OutOfBudget):
+            link.exchange(m.PutRows(1, 7, 0, *host.rows(7, 0, 3 * PAGE)))
+        assert server.store.used_bytes == 0
+        with pytest.raises(UnknownPage):
+            link.exchange(host.chunk(host.steps[0], 4))
         link.close()
 
 
@@ -554,24 +667,16 @@ def test_rows_after_an_unnamed_end_are_not_found(link: Link) -> None:
 
 def test_questions_about_pages_are_answered_while_a_chunk_runs(monkeypatch) -> None:
     host = alone(seed=13)
-    running, go_on = threading.Event(), threading.Event()
-    run = Mirror.run
-
-    def held_up(*args):
-        running.set()
-        assert go_on.wait(20)
-        return run(*args)
-
     with tail_server() as server:
         link = greeted(server, layers=(7,))
         open_tail(link, 4)
-        link.exchange(m.PutPage(b"a" * 32, 7, 0, *host.rows(7, 0, PAGE)))
+        put_page(link, host, b"a")
         link.exchange(m.Bind(5, (b"a" * 32,)))
-        monkeypatch.setattr(Mirror, "run", held_up)
-        chunk = link.post(host.chunk(host.steps[0], 4))
-        assert running.wait(20)
-        assert link.exchange(m.Attend(5, 7, 0, 1, np.ones((4, 1, 64), np.float32))).o.shape == (4, 1, 64)
-        go_on.set()
+        with held_up_chunks(monkeypatch) as running:
+            chunk = link.post(host.chunk(host.steps[0], 4))
+            assert running.wait(20)
+            reply = link.exchange(m.Attend(5, 7, 0, 1, np.ones((4, 1, 64), np.float32)))
+            assert reply.o.shape == (4, 1, 64)
         check(link.wait(chunk), host.steps[0], 4)
         link.close()
 
@@ -606,6 +711,21 @@ def test_only_the_layers_asked_for_are_in_memory() -> None:
         assert layers == set(range(part.first, part.stop))
         assert {name.split(".")[-2] for name in names if ".layers." not in name} == others
         assert model.geometry(PAGE) == tiny().model.geometry(PAGE)
+
+
+def test_reading_more_layers_gives_up_the_model_that_had_fewer() -> None:
+    host = alone(seed=16)
+    with tail_server() as server:
+        link = greeted(server)
+        open_tail(link, 4, keys_of(host.ids))
+        link.exchange(host.chunk(host.steps[0], 4))
+        small = weakref.ref(server._tail._model)
+        open_tail(link, 2, sequence=2)
+        link.exchange(host.chunk(host.steps[0], 2, sequence=2))
+        assert small() is None, "the mirror that is left needs its rows and states alone"
+        assert open_tail(link, 4, keys_of(host.ids)).rows == UBATCH
+        check(link.exchange(host.chunk(host.steps[1], 4)), host.steps[1], 4)
+        link.close()
 
 
 def test_a_layers_fingerprint_is_of_these_layers_alone() -> None:

@@ -225,8 +225,12 @@ class ModelRunner:
             self._geometry,
             lambda: next(self._ids),
             self._placement.overdue_pages,
-            self.sessions.drop_oldest,
+            self._make_room,
         )
+
+    def _make_room(self, table: PageTable) -> bool:
+        """For pages of the running conversation's table, which a worker has refused: what it keeps for later goes."""
+        return (self._seam is not None and self._seam.give_back(table)) or self.sessions.drop_oldest()
 
     def _new_sequence(self, request: GenerationRequest, sampler: Sampler, held: HeldPages | None) -> Sequence:
         model = self._model

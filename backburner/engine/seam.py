@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.sequence import Sequence
-from backburner.engine.tail import Stage, TailRead, bring_up
+from backburner.engine.tail import KEYS_MAX, LeftThere, Stage, TailRead, bring_up
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import BackburnerError, RemoteError
 from backburner.kv.held import MirroredPages
+from backburner.kv.pages import PageTable
 from backburner.kv.question import PageConnection
 from backburner.model.hybrid import HybridModel
 from backburner.planner.seam import Speeds, best_seam, why_not
@@ -75,6 +76,7 @@ class SeamChooser:
         self._host_layer_us: float | None = None
         self._cold = True
         self._last_seam: int | None = None
+        self._left: LeftThere | None = None  # of the last read that was split
         self.seam: int | None = None  # of the last read; None: it was not split
         self.note: str | None = None  # why reads are not split, for status and log
         self.reads = ReadCounts()
@@ -114,6 +116,8 @@ class SeamChooser:
         self.seam = None
         if not self.wanted or state.prompt_tokens - start <= self._split_tokens_min:
             return None
+        if start == last_start:  # one ubatch, the last, which the host runs itself
+            return None
         read = self._begin(state, start, last_start)
         if read is None:
             self.reads.whole += 1
@@ -125,8 +129,12 @@ class SeamChooser:
         tails = [t for t in map(self._tail, range(len(self._workers))) if t is not None]
         if not tails:
             return None
+        keys = state.name_ubatches(start)
+        if len(keys) > KEYS_MAX:  # rows of all that is beyond would have to cross for each such read
+            self.note = f"a read that goes on beyond {KEYS_MAX * UBATCH_TOKENS:,} tokens is not split"
+            return None
         try:
-            stages = self._open(tails, state.name_ubatches(start))
+            stages = self._open(tails, keys)
             if stages is None:
                 return None
             for stage in stages:
@@ -143,7 +151,19 @@ class SeamChooser:
             pages = last_start // state.table.geometry.page_tokens
             one = len(stages) == 1  # of a chain no stage has all tail layers
             state.held.mirror = MirroredPages(index, stages[0].sequence, pages) if one else None
-        return TailRead(self._model, state, stages, start, last_start)
+        read = TailRead(self._model, state, stages, start, last_start)
+        self._left = read.left
+        return read
+
+    def give_back(self, table: PageTable) -> bool:
+        """Makes room for pages of a table at workers that keep something of the last split read. False if none does, or
+        while that read is running."""
+        left = self._left
+        if left is None or not left.over:
+            return False
+        self._left = None
+        left.give_back(table)
+        return True
 
     def prepare(self) -> None:
         """Lets workers load the layers that they will probably run, before the first long read has to wait for it."""

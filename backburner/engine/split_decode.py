@@ -60,6 +60,11 @@ class _State:
         return self.sequence.tokens
 
 
+def _give_up(state: _State) -> None:
+    """Frees the rows at once: a page table and its layers refer to each other."""
+    state.sequence.table.truncate(0)
+
+
 class SplitDecodeRunner:
     """Implements `engine.Runner`. Both sides make checkpoints at the same positions, and go back to them together."""
 
@@ -74,9 +79,12 @@ class SplitDecodeRunner:
         layers: int,
         fingerprint: Callable[[int, int], bytes],
         sessions: int = SESSIONS_MAX,
+        host_tokens: int | None = None,
     ) -> None:
-        """loaded: the head layers alone. layers: of the whole model. fingerprint: of [first, stop) with the head."""
+        """loaded: the head layers alone. layers: of the whole model. fingerprint: of [first, stop) with the head.
+        host_tokens: positions whose K and V fit on this host; None: as many as the context has."""
         self.ctx_size = ctx_size
+        self._host_tokens = ctx_size if host_tokens is None else host_tokens
         self._model = loaded.model
         self._seam = loaded.model.kept_layers.stop
         self._layers = layers
@@ -89,7 +97,7 @@ class SplitDecodeRunner:
         self._tail_fingerprint = fingerprint(self._seam, layers)
         self._ids = itertools.count(1)
         self.worker = worker
-        self.sessions: Sessions[_State] = Sessions(lambda state: None, sessions)
+        self.sessions: Sessions[_State] = Sessions(_give_up, sessions)
 
     # -- the engine's protocol ------------------------------------------------------------------------------------
 
@@ -149,7 +157,9 @@ class SplitDecodeRunner:
         except BackburnerError as e:
             log.warning("a cancelled conversation is not kept: %s", e)
             state.sequence.failed = True
-        if not state.sequence.failed and state.sequence.checkpoints.positions:
+        if state.sequence.failed or not state.sequence.checkpoints.positions:
+            _give_up(state)
+        else:
             self.sessions.put(state)
 
     def worker_statuses(self) -> tuple[WorkerStatus, ...]:
@@ -179,6 +189,7 @@ class SplitDecodeRunner:
     def _run_to(self, state: _State, stop: int) -> mx.array | None:
         """Everything from `done` on, in the steps that it was or will be computed in: whole ubatches of the prompt,
         then one token after the other. So a worker that had lost all of it gives the same bits again."""
+        self._make_room(stop)
         sequence, stage = state.sequence, state.stage
         if stage is None or not stage.connection.alive:
             raise TransportError("the link is closed")
@@ -215,6 +226,12 @@ class SplitDecodeRunner:
         if ack is None or ack.logits is None:
             raise ProtocolError("the worker sent no logits")
         return mx.array(numpy_logits(ack, self._model.vocab_size))
+
+    def _make_room(self, tokens: int) -> None:
+        """The running conversation, of so many tokens, fits by itself; kept ones stay as far as there is room."""
+        while tokens + sum(kept.sequence.table.tokens for kept in self.sessions) > self._host_tokens:
+            if not self.sessions.drop_oldest():
+                break
 
     def _ack(self, stage: Stage, waiting: deque[tuple[int, int]]) -> TailAck:
         ahead = sum(tokens for _, tokens in waiting)

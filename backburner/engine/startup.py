@@ -188,6 +188,7 @@ def _start_split_decode(parts: HostParts, report: Report) -> SplitDecodeRunner:
             worker,
             layers,
             lambda first, stop: layers_fingerprint(parts.folder, config, first, stop, True),
+            host_tokens=cap.host_tokens,
         )
         report.stage("warm-up")
         runner.warm_up()

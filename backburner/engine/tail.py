@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
@@ -16,9 +17,11 @@ import numpy.typing as npt
 from backburner.engine.sequence import Checkpoint, Sequence
 from backburner.errors import BackburnerError, ProtocolError, TransportError
 from backburner.kv.mover import PIECE_BYTES
+from backburner.kv.pages import PageTable
 from backburner.kv.question import PageConnection
 from backburner.model.arrays import from_numpy, to_numpy
 from backburner.model.hybrid import HybridModel
+from backburner.transport.fields import ITEMS_MAX
 from backburner.transport.messages import (
     GetState,
     PutRows,
@@ -43,6 +46,9 @@ RESIDUAL_BYTES_MAX = 256 * 2**20
 
 # Loading a tail's layers from a phone's flash: 8 GB at 1 GB/s, and room.
 OPEN_DEADLINE_S = 120.0
+
+# Ubatches by whose names a worker finds its mirror: what is beyond 262,144 tokens it has to be given again.
+KEYS_MAX = ITEMS_MAX
 
 
 class TailLost(BackburnerError):
@@ -72,10 +78,12 @@ class Stage:
     def open(
         self, fingerprint: bytes, ubatch_tokens: int, keys: Items[bytes], head: bool = False
     ) -> TailOpened:
-        """Makes the worker ready. Raises RemoteError (no_model, mismatch, ...) or TransportError."""
-        request = TailOpen(
-            self.sequence, self.first, self.stop, head, fingerprint, ubatch_tokens, tuple(keys)
-        )
+        """Makes the worker ready. Raises RemoteError (no_model, mismatch, ...) or TransportError.
+
+        Of more keys than KEYS_MAX the first are sent.
+        """
+        names = tuple(keys[:KEYS_MAX])
+        request = TailOpen(self.sequence, self.first, self.stop, head, fingerprint, ubatch_tokens, names)
         self.opened = opened = self.connection.link.exchange(request, OPEN_DEADLINE_S)
         self.observe(ubatch_tokens, opened.layer_us * (self.stop - self.first) / 1e6)
         return opened
@@ -121,6 +129,23 @@ def bring_up(stage: Stage, state: Sequence, position: int) -> None:
             sent(PutState(sequence, layer, position, to_numpy(conv), to_numpy(recurrent)))
     while tags:
         link.wait(tags.popleft(), OPEN_DEADLINE_S)
+
+
+@dataclass(eq=False, slots=True)
+class LeftThere:
+    """What workers have of a split read, and keep for the next one. Outlives the read, and keeps nothing of it here."""
+
+    stages: tuple[Stage, ...]
+    table: "weakref.ref[PageTable]"
+    over: bool = False  # the read has ended
+
+    def give_back(self, table: PageTable) -> None:
+        """Makes room there for pages of a table: what they have are its held pages already, or it goes."""
+        mine = self.table() is table and len(self.stages) == 1  # in a chain nothing is held in common
+        position = table.held * table.geometry.page_tokens if mine else 0
+        for stage in self.stages:
+            with contextlib.suppress(BackburnerError):  # then it is gone already
+                stage.connection.link.exchange(TailRewind(stage.sequence, position), OPEN_DEADLINE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +270,7 @@ class TailRead:
         self._model = model
         self._state = state
         self.stages = tuple(stages)
+        self.left = LeftThere(self.stages, weakref.ref(state.table))
         self.seam = stages[0].first
         self._last_start = last_start
         self._residual_bytes_max = residual_bytes_max
@@ -445,6 +471,7 @@ class TailRead:
         self._end()
 
     def _end(self) -> None:
+        self.left.over = True
         for collector in self._collectors:
             collector.end()
 

@@ -92,10 +92,10 @@ class HeldPages:
         geometry: Geometry,
         new_id: Callable[[], int],
         overdue_pages: int = OVERDUE_PAGES,
-        make_room: Callable[[], bool] = lambda: False,
+        make_room: Callable[[PageTable], bool] = lambda table: False,
     ) -> None:
         """new_id: numbers for sequences that no worker has heard before. make_room: called when a worker refuses a
-        page; True if others' pages were given up there, so that it is worth asking again."""
+        page of a table; True if something was given up there, so that it is worth asking again."""
         self._workers = tuple(workers)
         self._residency = residency
         self._spill = spill
@@ -202,9 +202,9 @@ class HeldPages:
         table.drop_to(policy.droppable(table.tokens, secured))
 
     def _ask_again(self, table: PageTable) -> None:
-        """Where pages were refused, others' may give way to them."""
+        """Where pages were refused, others' or a tail may give way to them."""
         for share in self._shares.values():
-            if share.moves.refused is not None and share.alive and self._make_room():
+            if share.moves.refused is not None and share.alive and self._make_room(table):
                 self._shorten(table, share)  # what is bound may be nowhere else
 
     def renew(self, table: PageTable) -> None:

@@ -73,8 +73,9 @@ class HybridModel:
         dtype = str(self.dtype).removeprefix("mlx.core.")
         return Geometry(q_heads, kv_heads, head_dim, page_tokens, dtype, scale)
 
-    def new_state(self) -> ArraysCache:
-        """The empty state of one recurrent layer."""
+    @staticmethod
+    def new_state() -> ArraysCache:
+        """The empty state of one recurrent layer. Who keeps this for later keeps no model with it."""
         return ArraysCache(size=2)
 
     def embed(self, tokens: mx.array) -> mx.array:

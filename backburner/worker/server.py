@@ -22,6 +22,7 @@ from backburner.errors import (
     LinkTimeout,
     Mismatch,
     NoModel,
+    OutOfBudget,
     RemoteError,
     TransportError,
     WorkerBusy,
@@ -240,8 +241,13 @@ class Session:
         g = self.geometry
         layer = self._checked_layer(request.layer)
         k, v = (self._checked_rows(x, g.kv_heads) for x in (request.k, request.v))
-        rows = self._store.put(request.key, layer, request.row0, k, v, g)
-        return m.PageAck(request.key, layer, rows, rows == g.page_tokens)
+        while True:
+            try:
+                rows = self._store.put(request.key, layer, request.row0, k, v, g)
+                return m.PageAck(request.key, layer, rows, rows == g.page_tokens)
+            except OutOfBudget:
+                if self._tail is None or not self._tail.give_way():
+                    raise
 
     def _get_page(self, request: m.GetPage) -> m.PageRows:
         layer = self._checked_layer(request.layer)

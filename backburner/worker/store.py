@@ -57,11 +57,13 @@ class PageStore:
 
     @property
     def free_bytes(self) -> int:
-        """What a new sequence could use: free memory and all pages that nobody uses."""
+        """What a new host could fill: all but the pages that a sequence is bound to. What a tail keeps of earlier reads
+        gives way like spare bytes and idle pages."""
         with self._lock:
-            used = self._used()
-            idle = sum(self._engine.page_bytes(g) for name, (_, g) in self._pages.items() if not used(name))
-            return self.memory_bytes - self.used_bytes + self._spare_bytes + idle
+            bound = {key for keys in self._bound.values() for key in keys}
+            pages = self._pages.items()
+            used = sum(self._engine.page_bytes(g) for (key, _), (_, g) in pages if key in bound)
+            return self.memory_bytes - used
 
     @_locked
     def complete_pages(self) -> int:

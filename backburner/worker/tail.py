@@ -77,13 +77,16 @@ class Tail:
         self._engine = engine
         self._throttle = throttle
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # Which mirrors there are and who uses them; the session's thread looks, too. Under the lock nothing is computed
+        # or sent, and the store, which has one of its own, is not called.
+        self._lock = threading.Lock()
+        self._mirrors: list[Mirror] = []  # least recently used first
+        self._sequences: dict[int, Mirror] = {}
         # All below belongs to the thread.
         self._model: HybridModel | None = None
         self._loaded: Part | None = None
         self._fingerprints: dict[Part, bytes] = {}
         self._layer_us: dict[tuple[Part, int], float] = {}  # by part and ubatch_tokens
-        self._mirrors: list[Mirror] = []  # least recently used first
-        self._sequences: dict[int, Mirror] = {}
         self._waiting: list[_Waiting] = []
         self._answers: dict[type[Any], Callable[[_Caller, Any], m.Message | None]] = {
             m.TailOpen: self._open,
@@ -104,6 +107,25 @@ class Tail:
     def forget_host(self, peer: Peer) -> None:
         """The host has left: its sequences end and nobody waits for replies; the mirrors stay."""
         self._jobs.put(lambda: self._forget(peer))
+
+    def give_way(self) -> bool:
+        """Ends the mirror that was not used for longest, so that pages have its memory; False when each may be in use.
+        For the session's thread, which cannot wait for this one: a chunk may take seconds.
+
+        A read may use the newest one, as long as a sequence of the host names it, and one that somebody waits for.
+        """
+        with self._lock:
+            in_use = [waiting.mirror for waiting in tuple(self._waiting)]  # the other thread changes it
+            in_use += [mirror for mirror in self._mirrors[-1:] if mirror in self._sequences.values()]
+            idle = [mirror for mirror in self._mirrors if mirror not in in_use]
+            if not idle:
+                return False
+            mirror = idle[0]
+            self._take_out(mirror)
+        mirror.pages.truncate(0)  # nobody else knows it now
+        self._jobs.put(mirror.release)  # the states are MLX's, whose thread this is not
+        log.info("a tail's rows gave way to pages")
+        return True
 
     def close(self, timeout_s: float) -> None:
         """Ends the thread after the job that it is in. May be called twice."""
@@ -154,7 +176,8 @@ class Tail:
 
     def _forget(self, peer: Peer) -> None:
         self._waiting = [waiting for waiting in self._waiting if waiting.caller.peer is not peer]
-        self._sequences.clear()
+        with self._lock:
+            self._sequences = {}
 
     def _open(self, caller: _Caller, request: m.TailOpen) -> m.TailOpened:
         part = Part(request.first_layer, request.stop_layer, request.head)
@@ -174,13 +197,17 @@ class Tail:
                 f"the host's pages are {caller.geometry}, this worker's {self._name} makes {geometry}."
             )
         layer_us = self._measure(model, part, request.ubatch_tokens, geometry)
-        mirror = self._mirror_for(
-            Span(part, fingerprint, request.ubatch_tokens, geometry), model, request.keys
-        )
-        for left in (mirror, self._sequences.get(request.sequence, mirror)):
+        span = Span(part, fingerprint, request.ubatch_tokens, geometry)
+        with self._lock:
+            mirror = self._mirror_for(span, model, request.keys)
+            before = self._sequences.get(request.sequence, mirror)
+            self._sequences = {s: other for s, other in self._sequences.items() if other is not mirror}
+            self._sequences[request.sequence] = mirror
+            surplus = self._mirrors[:-MIRRORS_MAX]
+        for left in (mirror, before):
             self._give_up_waiting(left, "the tail was opened anew")
-        self._sequences = {s: other for s, other in self._sequences.items() if other is not mirror}
-        self._sequences[request.sequence] = mirror
+        for left in surplus:
+            self._drop(left, "the tail is needed for other sequences")
         with self._dropping_if_it_fails(mirror):
             mirror.open(request.keys)
         return m.TailOpened(mirror.rows, mirror.states(), layer_us)
@@ -195,7 +222,11 @@ class Tail:
 
     def _put_rows(self, caller: _Caller, request: m.PutRows) -> m.Ok:
         mirror = self._mirror(request.sequence)
-        mirror.put_rows(request.layer, request.position, request.k, request.v)
+        try:
+            mirror.put_rows(request.layer, request.position, request.k, request.v)
+        except OutOfBudget as e:  # nobody goes on with it, and pages have a use for its memory
+            self._drop(mirror, f"the tail failed: {e}")
+            raise
         return m.Ok()
 
     def _put_state(self, caller: _Caller, request: m.PutState) -> m.Ok:
@@ -335,7 +366,7 @@ class Tail:
         return layer_us
 
     def _mirror_for(self, span: Span, model: HybridModel, keys: Sequence[bytes]) -> Mirror:
-        """The mirror that knows most of a sequence, or a new one."""
+        """The mirror that knows most of a sequence, or a new one; it is the newest now. Under the lock."""
 
         def worth(mirror: Mirror) -> tuple[int, bool]:
             known = mirror.known(keys)
@@ -347,8 +378,6 @@ class Tail:
             mirror = max(reversed(same), key=worth)  # of equals the newest
             self._use(mirror)
             return mirror
-        while len(self._mirrors) >= MIRRORS_MAX:
-            self._drop(self._mirrors[0], "the tail is needed for other sequences")
         layers = [i for i in model.attention_layers if span.part.first <= i < span.part.stop]
         pages = MirrorPages(self._store, self._reserve, self._engine, span.geometry, layers)
         mirror = Mirror(span, model, pages)
@@ -356,32 +385,44 @@ class Tail:
         return mirror
 
     def _mirror(self, sequence: int) -> Mirror:
-        mirror = self._sequences.get(sequence)
-        if mirror is None:
-            raise UnknownPage(f"sequence {sequence} has no tail here; open it (again)")
-        self._use(mirror)
-        return mirror
+        with self._lock:
+            mirror = self._sequences.get(sequence)
+            if mirror is None:
+                raise UnknownPage(f"sequence {sequence} has no tail here; open it (again)")
+            self._use(mirror)
+            return mirror
 
     def _use(self, mirror: Mirror) -> None:
+        """Under the lock."""
         self._mirrors.remove(mirror)
         self._mirrors.append(mirror)
 
     def _reserve(self, count: int) -> None:
-        """Takes bytes for the mirror in use, the last one; the others give way before it is refused."""
+        """Takes bytes for the mirror in use, the newest; the others give way before it is refused."""
         while True:
             try:
                 self._store.reserve(count)
                 return
             except OutOfBudget:
-                if len(self._mirrors) < 2:
+                with self._lock:
+                    others = self._mirrors[:-1]
+                if not others:
                     raise
-                self._drop(self._mirrors[0], "another sequence needs its memory")
+                self._drop(others[0], "another sequence needs its memory")
 
     def _drop(self, mirror: Mirror, why: str) -> None:
-        self._mirrors.remove(mirror)
-        self._sequences = {s: other for s, other in self._sequences.items() if other is not mirror}
+        """Ends a mirror, unless it has just given way."""
+        with self._lock:
+            if mirror not in self._mirrors:
+                return
+            self._take_out(mirror)
         self._give_up_waiting(mirror, why)
         mirror.release()
+
+    def _take_out(self, mirror: Mirror) -> None:
+        """Nobody finds the mirror any more. Under the lock."""
+        self._mirrors.remove(mirror)
+        self._sequences = {s: other for s, other in self._sequences.items() if other is not mirror}
 
     @contextmanager
     def _dropping_if_it_fails(self, mirror: Mirror) -> Iterator[None]:
