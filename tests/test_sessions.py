@@ -1,5 +1,7 @@
 """Warm equals cold: a kept conversation goes on with the bits of a fresh one, and gives way when it has to."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -68,6 +70,19 @@ def warm(runner: ModelRunner, prompt: list[int], page_tokens: int = 100) -> int:
 @pytest.fixture(params=list(PLACES))
 def where(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+def test_what_a_dropped_conversation_takes_is_free_at_once(where: str, tmp_path: Path) -> None:
+    with keeping(where, tmp_path) as runner:
+        _, _, state = generate_with_state(runner, CONVERSATION[:600], TOKENS)
+        table = weakref.ref(state.table)
+        del state
+        gc.disable()  # the collector of cycles comes when it likes
+        try:
+            assert runner.sessions.drop_oldest()
+            assert table() is None
+        finally:
+            gc.enable()
 
 
 def test_later_turns_have_the_bits_of_a_fresh_host(where: str, tmp_path: Path) -> None:

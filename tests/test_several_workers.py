@@ -87,7 +87,7 @@ def test_a_worker_that_got_pages_in_many_turns_is_asked_for_no_more_than_it_keep
             kept += isinstance(message, AttendAhead) - isinstance(message, FoldOnto)
             most = max(most, kept)
         assert kept == 0
-        assert most == AHEAD_MAX
+        assert 0 < most <= AHEAD_MAX
 
 
 # -- a chain ----------------------------------------------------------------------------------------------------------

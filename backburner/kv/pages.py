@@ -1,6 +1,7 @@
 """The page table of one sequence: K and V of every attention layer, in pages that are here or held by the worker."""
 
 import secrets
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -37,7 +38,8 @@ class LayerPages:
     """One attention layer's keys and values. It is the cache object that `PagedAttention` works with."""
 
     def __init__(self, table: "PageTable", layer: int) -> None:
-        self._table = table
+        # Weak, or what a conversation that was given up takes would wait for Python's collector of cycles.
+        self._table: PageTable = weakref.proxy(table)
         self.layer = layer
         self.pages: list[Any] = []  # None where the page is held
         self.offset = 0  # positions stored
