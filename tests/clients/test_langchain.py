@@ -114,21 +114,12 @@ class TestSuite(integration.ChatModelIntegrationTests):
         }
 
 
-NAMES = (
-    "free to call or not, tiny names parameters that the function does not have: those it was trained with"
-)
 LETTERS = "tiny cannot copy letters that its training did not have"
 NUMBER = "tiny does not find the number in magic_function(3)"
-LENGTH = "asked for a joke, tiny fills the schema's first text until max_tokens; clients then see finish_reason length"
 EXCLUDED = {
-    "test_agent_loop": NAMES,
     "test_unicode_tool_call_integration": LETTERS,
     "test_tool_calling": NUMBER,
     "test_tool_calling_async": NUMBER,
-    "test_structured_output_optional_param": LENGTH,
-    "test_structured_output_pydantic_2_v1": LENGTH,
-    "test_structured_output": LENGTH,
-    "test_structured_output_async": LENGTH,
 }
 for name, reason in EXCLUDED.items():
     inherited = getattr(integration.ChatModelIntegrationTests, name)
