@@ -63,6 +63,21 @@ def test_checkpoints_of_a_long_read_leave_no_part_of_it_far_from_one(limit: int,
     assert widest <= max(1, 2 * count / limit)
 
 
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=20, unique=True), st.integers(2, 6), st.integers(1, 30)
+)
+def test_the_checkpoint_before_a_turn_stays_while_the_turn_is_read(
+    earlier: list[int], limit: int, ubatches: int
+) -> None:
+    kept = Checkpoints(limit)
+    for position in sorted(earlier):
+        kept.add(Checkpoint(position, {}))
+    turn = kept.newest
+    for i in range(ubatches):
+        kept.add(Checkpoint(turn + 1 + i, {}), turn)
+        assert turn in kept.positions
+
+
 @given(st.lists(st.integers(0, 2), max_size=40), st.data())
 def test_the_common_prefix_is_what_a_loop_finds(a: list[int], data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(a)))

@@ -387,12 +387,12 @@ class ModelRunner:
         except TailLost as e:
             self._recover(state, e)
             states |= {i: list(state.caches[i].cache) for i in state.recurrent_layers if i >= tail.seam}
-            state.checkpoints.add(Checkpoint(start, states))
+            state.checkpoints.add(Checkpoint(start, states), state.read_from)
             return self._logits(state, residual, tail.seam)
         state.tail = None
         assert self._seam is not None
         self._seam.observe_read(tail)
-        state.checkpoints.add(Checkpoint(start, states | tail_states))
+        state.checkpoints.add(Checkpoint(start, states | tail_states), state.read_from)
         return self._logits(state, after, len(model.layers))
 
     def _logits(self, state: Sequence, residual: mx.array, first: int) -> mx.array:

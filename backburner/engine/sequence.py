@@ -31,7 +31,8 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """A few positions to go back to, at ends of whole ubatches: the newest, and others as evenly as they came."""
+    """A few positions to go back to, at ends of whole ubatches: the newest, the one before the last turn, and others as
+    evenly as they came."""
 
     def __init__(self, limit: int = CHECKPOINTS_MAX) -> None:
         self._limit = limit
@@ -49,14 +50,16 @@ class Checkpoints:
         """The last position; 0 without any."""
         return self._kept[-1].position if self._kept else 0
 
-    def add(self, checkpoint: Checkpoint) -> None:
+    def add(self, checkpoint: Checkpoint, turn: int = 0) -> None:
+        """turn: where the present turn's reading began. Who asks again or edits the question goes back there."""
         self.forget_after(checkpoint.position - 1)
         self._kept.append(checkpoint)
         if len(self._kept) > self._limit:
-            # The one whose going leaves the smallest gap; never the newest.
+            # The one whose going leaves the smallest gap; never the newest, and the turn's only if no other is left.
             edges = [0, *self.positions]
-            gaps = [edges[i + 2] - edges[i] for i in range(len(self._kept) - 1)]
-            del self._kept[gaps.index(min(gaps))]
+            older = range(len(self._kept) - 1)
+            choice = [i for i in older if self._kept[i].position != turn] or list(older)
+            del self._kept[min(choice, key=lambda i: edges[i + 2] - edges[i])]
 
     def last(self, position: int) -> Checkpoint | None:
         """The newest at or before a position; None: the beginning."""
@@ -94,7 +97,8 @@ class Sequence:
     def keep(self, position: int) -> None:
         """Makes a checkpoint: all layers stand at `position`."""
         self.checkpoints.add(
-            Checkpoint(position, {i: list(self.caches[i].cache) for i in self.recurrent_layers})
+            Checkpoint(position, {i: list(self.caches[i].cache) for i in self.recurrent_layers}),
+            self.read_from,
         )
 
     def saves(self, position: int) -> int:
