@@ -1,7 +1,6 @@
 """Several workers for one conversation, its old pages and as a chain its tail: the bits are those of the host alone."""
 
 import threading
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from backburner.attention.select import make_engine
 from backburner.engine.request import GenerationRequest
 from backburner.engine.sequence import Sequence
 from backburner.model.hybrid import HybridModel
-from backburner.model.load import TINY, load
+from backburner.model.load import load
 from backburner.transport.messages import Attend, AttendAhead, FoldOnto, Message, PutRows, TailChunk
 from backburner.worker.mirror import Mirror
 from backburner.worker.server import AHEAD_MAX
@@ -20,7 +19,6 @@ from benchmarks.models import SMALL, write_small
 from tests.crossing import of, watched
 from tests.host import (
     BEST_ENGINE,
-    Answer,
     generate,
     generate_with_state,
     host,
@@ -31,19 +29,9 @@ from tests.host import (
     tiny,
     until,
 )
+from tests.split_support import MODEL, PAGE, SEAM, TOKENS, WIDE, alone
 
-PAGE = 64
-WIDE = 100_000  # a window that nothing leaves
-SEAM = 4
-MODEL = ("tiny", TINY)
-TOKENS = 3
 PROMPT = long_prompt() * 8
-
-
-@lru_cache(maxsize=64)
-def alone(prompt: tuple[int, ...]) -> Answer:
-    with host(window_tokens=WIDE) as runner:
-        return generate(runner, prompt, TOKENS)
 
 
 # -- old pages --------------------------------------------------------------------------------------------------------

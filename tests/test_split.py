@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ from tests.host import (
     ATTENTION,
     BEST_ENGINE,
     LAYERS,
-    Answer,
     generate,
     generate_with_state,
     host,
@@ -54,21 +52,11 @@ from tests.host import (
     tiny,
     until,
 )
+from tests.split_support import MODEL, PAGE, SEAM, TOKENS, WIDE, alone
 
-PAGE = 64
-WIDE = 100_000  # a window that nothing leaves
-SEAM = 4
-MODEL = ("tiny", TINY)
-TOKENS = 3
 PROMPT = long_prompt() * 4
 # As if the user went on: none of these tokens follows the same one in PROMPT.
 OTHER = [t ^ 1 for t in PROMPT]
-
-
-@lru_cache(maxsize=64)
-def alone(prompt: tuple[int, ...]) -> Answer:
-    with host(window_tokens=WIDE) as runner:
-        return generate(runner, prompt, TOKENS)
 
 
 def check(runner: ModelRunner, prompt: list[int], **options: Any) -> Sequence:
