@@ -458,6 +458,20 @@ def test_states_that_a_read_no_longer_needs_do_not_stay_on_the_link(
         until(lambda: not connection.link._expected)
 
 
+def test_rows_that_a_worker_has_no_room_for_leave_no_replies_on_the_link() -> None:
+    page_bytes = 2 * PAGE * tiny().model.geometry(PAGE).row_bytes
+    with (
+        serving(model=MODEL, memory_bytes=3 * page_bytes) as server,
+        host(lambda: link_to(server), split_layer=SEAM, window_tokens=WIDE, sessions=1) as runner,
+    ):
+        check(runner, PROMPT[:500])
+        check(runner, PROMPT[:1400])
+        assert runner._seam is not None
+        assert (runner._seam.reads.split, runner._seam.reads.whole) == (0, 1)
+        assert (connection := runner.workers[0].connection) is not None
+        assert not connection.link._expected
+
+
 # At seam 2, what the tail's first attention layer sees decides all that follows. At 4, its only one is the last layer.
 @pytest.mark.parametrize("seam", [2, SEAM])
 @pytest.mark.parametrize("lost_at", [256, 512, 768, 1024])

@@ -212,6 +212,17 @@ def test_a_caller_that_says_nothing_takes_no_place_of_a_silent_host(monkeypatch)
         first.close()
 
 
+def test_only_a_hello_takes_the_place_of_a_silent_host(monkeypatch) -> None:
+    monkeypatch.setattr(module, "SILENT_S", 0.0)
+    with serving() as server:
+        first = greeted(server)
+        caller = link_to(server)
+        with pytest.raises(WorkerBusy):
+            caller.exchange(m.Ping())
+        assert first.exchange(m.Ping()).payload is None
+        first.close()
+
+
 def test_a_caller_that_says_nothing_does_not_keep_hosts_out_for_ever(monkeypatch) -> None:
     monkeypatch.setattr(module, "HELLO_DEADLINE_S", 0.2)
     with serving() as server:

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from typing import Any
@@ -108,6 +109,19 @@ def bring_up(stage: Stage, state: Sequence, position: int) -> None:
         while len(tags) > IN_FLIGHT:
             link.wait(tags.popleft(), OPEN_DEADLINE_S)
 
+    try:
+        _send_all(stage, state, rows, position, sent)
+        while tags:
+            link.wait(tags.popleft(), OPEN_DEADLINE_S)
+    finally:
+        for tag in tags:  # after a refusal: replies that nobody takes would stay on the link
+            with contextlib.suppress(BackburnerError):
+                link.wait(tag, OPEN_DEADLINE_S)
+
+
+def _send_all(stage: Stage, state: Sequence, rows: int, position: int, sent: Callable[[Any], None]) -> None:
+    """The rows from `rows` on of each attention layer of the stage, then the states of the others."""
+    sequence = stage.sequence
     for layer, pages in state.table.layers.items():
         if not stage.first <= layer < stage.stop:
             continue
@@ -127,8 +141,6 @@ def bring_up(stage: Stage, state: Sequence, position: int) -> None:
                 continue
             mx.eval(conv, recurrent)
             sent(PutState(sequence, layer, position, to_numpy(conv), to_numpy(recurrent)))
-    while tags:
-        link.wait(tags.popleft(), OPEN_DEADLINE_S)
 
 
 @dataclass(eq=False, slots=True)

@@ -143,14 +143,9 @@ class HeldQuestion:
         segment.tag = None
         deadline_s = connection.attends.deadline_s(flop)
         try:
-            reply: Message
-            if segment is self._segments[0]:
-                reply = connection.link.wait(tag, deadline_s)
-                connection.attends.observe(flop, time.monotonic() - segment.posted_s)
-            else:
-                assert before is not None
-                connection.link.wait(tag, deadline_s)
-                connection.attends.observe(flop, time.monotonic() - segment.posted_s)
+            reply: Message = connection.link.wait(tag, deadline_s)
+            connection.attends.observe(flop, time.monotonic() - segment.posted_s)
+            if before is not None:  # all but the first
                 reply = connection.link.exchange(FoldOnto(tag, before.o, before.lse), deadline_s)
                 self._send_next(connection)
         except (RemoteError, TransportError) as e:

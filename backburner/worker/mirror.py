@@ -114,7 +114,8 @@ class MirrorPages(PageTable):
 
 
 class Mirror:
-    """What the worker knows of one sequence at the layers of a span. Only the tail's thread touches it.
+    """What the worker knows of one sequence at the layers of a span. Only the tail's thread touches it, or whoever took
+    it out of the tail's list.
 
     Each layer has its own position: rows come one layer after another with PutRows, states with PutState. A chunk has
     to find all of them where it begins.

@@ -485,7 +485,7 @@ class WorkerServer:
         error = WorkerBusy("this worker already serves another host; stop that one, or use another worker.")
         try:
             first = peer.receive(HELLO_DEADLINE_S)
-            if self._give_place(peer):
+            if isinstance(first[1], m.Hello) and self._give_place(peer):
                 self._serve(peer, channel, first)
                 return
             peer.reply_error(first[0], error.code, str(error))

@@ -112,11 +112,13 @@ class Tail:
         """Ends the mirror that was not used for longest, so that pages have its memory; False when each may be in use.
         For the session's thread, which cannot wait for this one: a chunk may take seconds.
 
-        A read may use the newest one, as long as a sequence of the host names it, and one that somebody waits for.
+        A read may use the newest one, as long as a sequence of the host names it; the one opened last (pages of an
+        older conversation may have been named since); and one that somebody waits for.
         """
         with self._lock:
             in_use = [waiting.mirror for waiting in tuple(self._waiting)]  # the other thread changes it
             in_use += [mirror for mirror in self._mirrors[-1:] if mirror in self._sequences.values()]
+            in_use += list(self._sequences.values())[-1:]
             idle = [mirror for mirror in self._mirrors if mirror not in in_use]
             if not idle:
                 return False
