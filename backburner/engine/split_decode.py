@@ -61,7 +61,7 @@ class _State:
 
 
 def _give_up(state: _State) -> None:
-    """Frees the rows at once: a page table and its layers refer to each other."""
+    """Frees the rows at once, also where somebody still refers to the state, as the traceback of a failed step does."""
     state.sequence.table.truncate(0)
 
 
