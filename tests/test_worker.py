@@ -12,11 +12,24 @@ from backburner.attention.engine import Geometry
 from backburner.attention.numpy_engine import NumpyEngine
 from backburner.attention.select import make_engine
 from backburner.engine.worker_link import greet
-from backburner.errors import BadRequest, LinkClosed, Mismatch, OutOfBudget, UnknownPage, WorkerBusy
+from backburner.errors import (
+    BadRequest,
+    LinkClosed,
+    LinkTimeout,
+    Mismatch,
+    OutOfBudget,
+    UnknownPage,
+    WorkerBusy,
+)
 from backburner.transport import messages as m
+from backburner.transport.channel import SocketChannel
 from backburner.transport.link import Link
+from backburner.transport.memory import memory_pair
+from backburner.transport.peer import Peer
+from backburner.transport.read_ahead import ReadAhead
 from backburner.worker import server as module
-from tests.host import BEST_ENGINE, link_to, port_of, serving, until
+from tests.host import BEST_ENGINE, link_to, port_of, running, serving, until
+from tests.transport_helpers import LONG_S
 
 GEOMETRY = Geometry(q_heads=4, kv_heads=2, head_dim=64, page_tokens=32, dtype="float32", scale=0.125)
 LAYERS = (3, 7)
@@ -301,3 +314,91 @@ def test_a_stopped_worker_ends_the_hosts_link() -> None:
         link = greeted(server)
     with pytest.raises(LinkClosed):
         link.exchange(m.Ping())
+
+
+class OneCaller:
+    """A door with one caller: this end of a pair of Unix sockets, as usbmuxd hands them over."""
+
+    address = "pair"
+
+    def __init__(self) -> None:
+        near, far = socket.socketpair()
+        for end in (near, far):  # much less than a question or a partial
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+        self.host = SocketChannel(near, "worker")
+        self._caller: SocketChannel | None = SocketChannel(far, "host")
+        self._closed = threading.Event()
+
+    def accept(self, timeout_s: float | None = None) -> SocketChannel:
+        if self._caller is not None:
+            caller, self._caller = self._caller, None
+            return caller
+        if self._closed.wait(timeout_s):
+            raise LinkClosed("closed")
+        raise LinkTimeout("no other caller")
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def test_questions_and_partials_larger_than_all_buffers_pass_each_other() -> None:
+    """The host sends the second question before it reads the first partial, which the worker is sending."""
+    door = OneCaller()
+    q = np.random.default_rng(2).standard_normal((4, 2048, 64), np.float32)  # 2 MB, and so is its partial
+    with running(module.WorkerServer(door, make_engine("numpy"), 2**20, "test", ("numpy",))):
+        link = Link(door.host, timeout_s=20.0)
+        greet(link, GEOMETRY, LAYERS, b"model", "numpy")
+        put(link)
+        link.exchange(m.Bind(5, (KEY,)))
+        tags = [link.post(m.Attend(5, 7, 0, 1, q)), link.post(m.Attend(5, 7, 0, 1, -q))]
+        tags.append(link.post(m.PutPage(b"another key, of a page to keep..", 7, 0, *rows(1))))
+        tags.append(link.post(m.Attend(5, 3, 0, 1, q)))
+        replies = [link.wait(tag) for tag in tags]
+        assert [type(r) for r in replies] == [m.PartialReply, m.PartialReply, m.PageAck, m.PartialReply]
+        assert not np.array_equal(replies[0].o, replies[1].o)
+        link.close()
+
+
+def test_a_host_that_does_not_wait_is_read_no_further_than_the_bound() -> None:
+    near, far = memory_pair()
+    peer = Peer(far)
+    requests = ReadAhead(peer, idle_s=60.0, bytes_max=1_000_000)
+    link = Link(near, timeout_s=LONG_S)
+    ping = m.Ping(echo=False, payload=np.zeros(300_000, np.uint8))
+    tags: list[int] = []
+    host = threading.Thread(target=lambda: tags.extend(link.post(ping) for _ in range(8)), daemon=True)
+    host.start()
+    until(lambda: peer.bytes_received > 1_000_000)
+    time.sleep(0.1)
+    assert peer.bytes_received < 1_600_000
+    received = [requests.receive()[0] for _ in range(8)]
+    host.join(LONG_S)
+    assert received == tags
+    link.close()
+    for _ in range(2):
+        with pytest.raises(LinkClosed, match="goodbye"):
+            requests.receive()
+
+
+def test_requests_that_came_before_the_host_left_are_received() -> None:
+    near, far = memory_pair()
+    requests = ReadAhead(Peer(far), idle_s=60.0)
+    link = Link(near)
+    tag = link.post(m.Ping())
+    link.close()
+    assert requests.receive()[0] == tag
+    with pytest.raises(LinkClosed):
+        requests.receive()
+
+
+def test_a_full_queue_does_not_keep_the_reading_thread() -> None:
+    near, far = memory_pair()
+    peer = Peer(far)
+    requests = ReadAhead(peer, idle_s=60.0, bytes_max=1)
+    link = Link(near)
+    for _ in range(4):
+        link.post(m.Ping())
+    until(lambda: len(requests._waiting) == 2)
+    requests.close()
+    peer.close()
+    until(lambda: f"reads {peer.peer}" not in {t.name for t in threading.enumerate()})

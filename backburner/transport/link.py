@@ -58,7 +58,7 @@ class Link(Connection):
     def post(self, request: m.Message) -> int:
         """Sends a request now and returns the tag to `wait` for.
 
-        Bound what is in flight: a worker whose replies nobody reads stops reading requests.
+        Bound what is in flight: a worker whose replies nobody reads reads on only so far.
         """
         tag = next(self._tags) % 0xFFFFFFFF + 1
         self._expected[tag] = m.REPLIES[type(request)]

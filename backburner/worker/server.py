@@ -31,6 +31,7 @@ from backburner.kv.mover import HEARTBEAT_S
 from backburner.transport import messages as m
 from backburner.transport.channel import Channel, Door
 from backburner.transport.peer import Peer
+from backburner.transport.read_ahead import ReadAhead
 from backburner.worker.store import PageStore
 from backburner.worker.throttle import Throttle
 
@@ -139,22 +140,29 @@ class Session:
             raise
         self._peer.reply(tag, welcome)
         log.info("serving %s (%s)", hello.name, hello.software)
-        while True:
-            tag, request = self._peer.receive(IDLE_DEADLINE_S)
-            self._tag = tag
-            try:
-                if isinstance(request, TAIL_REQUESTS):
-                    self._pass_on(tag, request)
-                    continue
-                reply = self._answer(request)
-            except RemoteError as e:
-                log.debug("refused %s: %s", type(request).__name__, e)
-                self._peer.reply_error(tag, e.code, str(e))
-            except Exception as e:  # a fault of ours: this request fails, the pages and the link live on
-                log.exception("%s failed", type(request).__name__)
-                self._peer.reply_error(tag, RemoteError.code, f"{type(e).__name__}: {e}")
-            else:
-                self._peer.reply(tag, reply)
+        requests = ReadAhead(self._peer, IDLE_DEADLINE_S)
+        try:
+            while True:
+                self._respond(*requests.receive())
+        finally:
+            requests.close()
+
+    def _respond(self, tag: int, request: m.Message) -> None:
+        """Answers one request. Raises TransportError if the link ends."""
+        self._tag = tag
+        try:
+            if isinstance(request, TAIL_REQUESTS):
+                self._pass_on(tag, request)
+                return
+            reply = self._answer(request)
+        except RemoteError as e:
+            log.debug("refused %s: %s", type(request).__name__, e)
+            self._peer.reply_error(tag, e.code, str(e))
+        except Exception as e:  # a fault of ours: this request fails, the pages and the link live on
+            log.exception("%s failed", type(request).__name__)
+            self._peer.reply_error(tag, RemoteError.code, f"{type(e).__name__}: {e}")
+        else:
+            self._peer.reply(tag, reply)
 
     def _exchange_keys(self, request: m.PairKeys) -> m.Paired:
         if self._introduce is None:
