@@ -131,6 +131,7 @@ def bad() -> dict[str, tuple[bytes, str]]:
         "meta_over_cap": (patched(ping, 12, "I", META_MAX + 1), "meta longer than its cap"),
         "body_over_cap": (patched(ping, 16, "Q", 2**63), "body longer than its cap"),
         "check_body": (put[:-1] + b"\xff", "a flipped bit in a checked body"),
+        "check_absent": (patched(patched(put, 6, "H", 0), 24, "Q", 0), "PutPage without a check"),
         "check_meta": (put.replace(KEY_A, KEY_A[::-1]), "a changed page key under a check"),
         "meta_empty": (raw_frame(m.Kind.OK, b""), "no meta: even Ok has an empty map"),
         "meta_trailing": (raw_frame(m.Kind.OK, b"\x80\x80"), "two objects in the meta"),

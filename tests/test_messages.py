@@ -14,7 +14,7 @@ from backburner.errors import ProtocolError
 from backburner.transport import codec
 from backburner.transport import messages as m
 from backburner.transport.fields import ITEMS_MAX, STRING_MAX
-from backburner.transport.frames import Header
+from backburner.transport.frames import FLAG_CHECK, HEADER_BYTES, Header, body_check, parse_header
 from tests.transport_helpers import any_message, read_all, same, tags
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +32,8 @@ def load_script():
 
 def decode(kind, meta, body=b""):
     packed = meta if isinstance(meta, bytes) else msgpack.packb(meta)
-    return codec.decode(Header(kind, 0, 1, len(packed), len(body), 0), packed, body)
+    check = body_check(packed, [body])
+    return codec.decode(Header(kind, FLAG_CHECK, 1, len(packed), len(body), check), packed, body)
 
 
 @given(any_message, tags)
@@ -79,6 +80,19 @@ def test_a_golden_frame_reads_as_its_index_says(entry):
 def test_a_bad_golden_frame_is_refused(entry):
     with pytest.raises(ProtocolError):
         read_all((FOLDER / entry["file"]).read_bytes())
+
+
+@pytest.mark.parametrize("entry", INDEX["good"], ids=lambda entry: entry["file"])
+def test_what_is_stored_does_not_pass_without_a_check(entry):
+    data = (FOLDER / entry["file"]).read_bytes()
+    head = parse_header(data)._replace(flags=0, check=0)
+    meta_end = HEADER_BYTES + head.meta_len
+    frame = head, data[HEADER_BYTES:meta_end], data[meta_end:]
+    if entry["checked"]:
+        with pytest.raises(ProtocolError, match="without a check"):
+            codec.decode(*frame)
+    else:
+        codec.decode(*frame)
 
 
 def test_unknown_keys_of_the_meta_are_ignored():
