@@ -10,7 +10,7 @@ import numpy as np
 
 from backburner.transport import messages as m
 from backburner.transport.codec import encode
-from backburner.transport.fields import DTYPE_NAMES
+from backburner.transport.fields import DEPTH_MAX, DTYPE_NAMES
 from backburner.transport.frames import FRAME_VERSION, HEADER, MAGIC, META_MAX, body_check
 from scripts.vector_files import VECTORS, write_folder
 
@@ -141,6 +141,10 @@ def bad() -> dict[str, tuple[bytes, str]]:
         "meta_int_key": (raw_frame(m.Kind.OK, b"\x81\x01\x02"), "a map key that is not a str or bin"),
         "meta_long_array": (
             raw_frame(m.Kind.OK, b"\x81\xa1x\xdd\xff\xff\xff\xff"), "an array said to be 2^32 - 1 long"
+        ),
+        "meta_deep": (
+            raw_frame(m.Kind.OK, b"\x81\xa1x" + b"\x91" * DEPTH_MAX + b"\xc0"),
+            "17 deep: 16 arrays in each other, in the map",
         ),
         "field_missing": (raw_frame(m.Kind.RELEASE, {}), "Release without sequence"),
         "field_type": (raw_frame(m.Kind.RELEASE, {"sequence": "1"}), "a str for an int"),

@@ -13,7 +13,7 @@ from hypothesis import given
 from backburner.errors import ProtocolError
 from backburner.transport import codec
 from backburner.transport import messages as m
-from backburner.transport.fields import ITEMS_MAX, STRING_MAX
+from backburner.transport.fields import DEPTH_MAX, ITEMS_MAX, STRING_MAX
 from backburner.transport.frames import FLAG_CHECK, HEADER_BYTES, Header, body_check, parse_header
 from tests.transport_helpers import any_message, read_all, same, tags
 
@@ -181,6 +181,24 @@ def test_nested_arrays_that_claim_a_great_length_reserve_little():
         assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def nested(depth, inner=b"\x91", name=b"\xa1x"):
+    """The meta of a Release(7), then a value that is `depth` deep; the map is one more."""
+    return b"\x82\xa8sequence\x07" + name + inner * depth + b"\xc0"
+
+
+def test_unknown_keys_may_be_nested():
+    assert decode(m.Kind.RELEASE, nested(DEPTH_MAX - 1)) == m.Release(7)
+
+
+@pytest.mark.parametrize("depth", [DEPTH_MAX, 1000])
+@pytest.mark.parametrize("inner", [b"\x91", b"\x81\xa1x"], ids=["arrays", "maps"])
+@pytest.mark.parametrize("name", [b"\xa1x", b"\xa8sequence"], ids=["unknown key", "field"])
+def test_meta_that_is_nested_deeper_than_any_message_is_refused(name, inner, depth):
+    """By name: 1,000 arrays in a field were a RecursionError where its value was shown."""
+    with pytest.raises(ProtocolError, match="nested more than 16 deep"):
+        decode(m.Kind.RELEASE, nested(depth, inner, name))
 
 
 @pytest.mark.parametrize(
