@@ -233,6 +233,23 @@ def test_a_caller_that_says_nothing_does_not_keep_hosts_out_for_ever(monkeypatch
         silent.close()
 
 
+@pytest.mark.parametrize("served", [False, True], ids=["nobody is served", "another is served"])
+def test_a_caller_that_begins_a_hello_has_no_longer_than_a_silent_one(monkeypatch, served: bool) -> None:
+    with serving() as server:
+        host = greeted(server) if served else None
+        monkeypatch.setattr(module, "HELLO_DEADLINE_S", 0.2)
+        with socket.create_connection(("127.0.0.1", port_of(server)), timeout=20) as caller:
+            caller.sendall(b"B")
+            while caller.recv(1024):
+                pass  # until it is sent away
+        monkeypatch.undo()
+        if host is None:
+            until(lambda: server._serving is None)
+            host = greeted(server)
+        assert host.exchange(m.Ping()).payload is None
+        host.close()
+
+
 def test_another_protocol_version_is_a_mismatch_on_both_sides(caplog) -> None:
     with serving() as server:
         link = link_to(server)

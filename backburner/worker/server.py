@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("backburner.worker")
 
-# A caller that does not say Hello is not a host.
+# A caller that has not said all of its Hello by then is not a host.
 HELLO_DEADLINE_S = 5.0
 
 # Hosts send something every 5 s, but a host whose machine sleeps, or which a debugger has stopped, may be late.
@@ -126,7 +126,7 @@ class Session:
         Returns if the host came to exchange keys: that is all it may do with this connection.
         first: its first request and tag, if that has been received.
         """
-        tag, hello = first or self._peer.receive(HELLO_DEADLINE_S)
+        tag, hello = first or self._peer.receive_first(HELLO_DEADLINE_S)
         try:
             if isinstance(hello, m.PairKeys):
                 self._peer.reply(tag, self._exchange_keys(hello))
@@ -484,7 +484,7 @@ class WorkerServer:
         """Answers a second host's Hello, and nothing else, with the reason; serves it if the first gives way."""
         error = WorkerBusy("this worker already serves another host; stop that one, or use another worker.")
         try:
-            first = peer.receive(HELLO_DEADLINE_S)
+            first = peer.receive_first(HELLO_DEADLINE_S)
             if isinstance(first[1], m.Hello) and self._give_place(peer):
                 self._serve(peer, channel, first)
                 return
