@@ -146,6 +146,25 @@ def test_requests_that_cannot_be_answered_get_a_named_error_and_the_link_lives()
         link.close()
 
 
+@pytest.mark.parametrize("question", [m.Attend, m.AttendAhead])
+def test_a_question_about_no_page_is_refused_by_name(question, caplog) -> None:
+    with serving() as server:
+        link = greeted(server)
+        put(link)
+        link.exchange(m.Bind(1, (KEY,)))
+        with pytest.raises(BadRequest, match="over no page"):
+            link.exchange(question(1, 3, 0, 0, np.zeros((4, 1, 64), np.float32)))
+        assert link.exchange(m.Ping()).payload is None
+        link.close()
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("layers", [(), (3, 7, 3)])
+def test_a_hello_without_layers_or_with_one_twice_is_refused(layers: tuple[int, ...]) -> None:
+    with serving() as server, pytest.raises(BadRequest, match="none, or one twice"):
+        greet(link_to(server), GEOMETRY, layers, b"model", "numpy")
+
+
 def test_a_second_host_is_refused_by_name_and_the_first_is_not_disturbed() -> None:
     with serving() as server:
         first = greeted(server)

@@ -182,6 +182,9 @@ class Session:
                 f"the host {hello.name} ({hello.software}) speaks protocol {hello.protocol}, this worker "
                 f"(backburner {__version__}) {m.PROTOCOL_VERSION}; install the same version on both."
             )
+        if not hello.layers or len(set(hello.layers)) < len(hello.layers):
+            # "At all layers of Hello" would be true of every page, or its bytes counted twice.
+            raise BadRequest(f"a Hello with the attention layers {list(hello.layers)}: none, or one twice")
         g = hello.geometry
         if g.dtype not in STORAGE_DTYPES:
             raise Mismatch(f"the host's pages are {g.dtype}; this worker stores {', '.join(STORAGE_DTYPES)}.")
@@ -289,6 +292,8 @@ class Session:
         return self._timed(lambda: ahead.fold(Partial(request.o, request.lse)))
 
     def _begin(self, request: m.Attend | m.AttendAhead) -> AttentionAhead:
+        if not request.count:
+            raise BadRequest(f"an {type(request).__name__} over no page")
         g = self.geometry
         q = widen(self._checked_rows(request.q, g.q_heads))
         layer = self._checked_layer(request.layer)
