@@ -10,7 +10,7 @@ import numpy as np
 
 from backburner.transport import messages as m
 from backburner.transport.codec import encode
-from backburner.transport.fields import DTYPE_NAMES
+from backburner.transport.fields import DEPTH_MAX, DTYPE_NAMES
 from backburner.transport.frames import FRAME_VERSION, HEADER, MAGIC, META_MAX, body_check
 from scripts.vector_files import VECTORS, write_folder
 
@@ -131,6 +131,7 @@ def bad() -> dict[str, tuple[bytes, str]]:
         "meta_over_cap": (patched(ping, 12, "I", META_MAX + 1), "meta longer than its cap"),
         "body_over_cap": (patched(ping, 16, "Q", 2**63), "body longer than its cap"),
         "check_body": (put[:-1] + b"\xff", "a flipped bit in a checked body"),
+        "check_absent": (patched(patched(put, 6, "H", 0), 24, "Q", 0), "PutPage without a check"),
         "check_meta": (put.replace(KEY_A, KEY_A[::-1]), "a changed page key under a check"),
         "meta_empty": (raw_frame(m.Kind.OK, b""), "no meta: even Ok has an empty map"),
         "meta_trailing": (raw_frame(m.Kind.OK, b"\x80\x80"), "two objects in the meta"),
@@ -140,6 +141,10 @@ def bad() -> dict[str, tuple[bytes, str]]:
         "meta_int_key": (raw_frame(m.Kind.OK, b"\x81\x01\x02"), "a map key that is not a str or bin"),
         "meta_long_array": (
             raw_frame(m.Kind.OK, b"\x81\xa1x\xdd\xff\xff\xff\xff"), "an array said to be 2^32 - 1 long"
+        ),
+        "meta_deep": (
+            raw_frame(m.Kind.OK, b"\x81\xa1x" + b"\x91" * DEPTH_MAX + b"\xc0"),
+            "17 deep: 16 arrays in each other, in the map",
         ),
         "field_missing": (raw_frame(m.Kind.RELEASE, {}), "Release without sequence"),
         "field_type": (raw_frame(m.Kind.RELEASE, {"sequence": "1"}), "a str for an int"),

@@ -13,8 +13,8 @@ from hypothesis import given
 from backburner.errors import ProtocolError
 from backburner.transport import codec
 from backburner.transport import messages as m
-from backburner.transport.fields import ITEMS_MAX, STRING_MAX
-from backburner.transport.frames import Header
+from backburner.transport.fields import DEPTH_MAX, ITEMS_MAX, STRING_MAX
+from backburner.transport.frames import FLAG_CHECK, HEADER_BYTES, Header, body_check, parse_header
 from tests.transport_helpers import any_message, read_all, same, tags
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +32,8 @@ def load_script():
 
 def decode(kind, meta, body=b""):
     packed = meta if isinstance(meta, bytes) else msgpack.packb(meta)
-    return codec.decode(Header(kind, 0, 1, len(packed), len(body), 0), packed, body)
+    check = body_check(packed, [body])
+    return codec.decode(Header(kind, FLAG_CHECK, 1, len(packed), len(body), check), packed, body)
 
 
 @given(any_message, tags)
@@ -79,6 +80,19 @@ def test_a_golden_frame_reads_as_its_index_says(entry):
 def test_a_bad_golden_frame_is_refused(entry):
     with pytest.raises(ProtocolError):
         read_all((FOLDER / entry["file"]).read_bytes())
+
+
+@pytest.mark.parametrize("entry", INDEX["good"], ids=lambda entry: entry["file"])
+def test_what_is_stored_does_not_pass_without_a_check(entry):
+    data = (FOLDER / entry["file"]).read_bytes()
+    head = parse_header(data)._replace(flags=0, check=0)
+    meta_end = HEADER_BYTES + head.meta_len
+    frame = head, data[HEADER_BYTES:meta_end], data[meta_end:]
+    if entry["checked"]:
+        with pytest.raises(ProtocolError, match="without a check"):
+            codec.decode(*frame)
+    else:
+        codec.decode(*frame)
 
 
 def test_unknown_keys_of_the_meta_are_ignored():
@@ -167,6 +181,24 @@ def test_nested_arrays_that_claim_a_great_length_reserve_little():
         assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def nested(depth, inner=b"\x91", name=b"\xa1x"):
+    """The meta of a Release(7), then a value that is `depth` deep; the map is one more."""
+    return b"\x82\xa8sequence\x07" + name + inner * depth + b"\xc0"
+
+
+def test_unknown_keys_may_be_nested():
+    assert decode(m.Kind.RELEASE, nested(DEPTH_MAX - 1)) == m.Release(7)
+
+
+@pytest.mark.parametrize("depth", [DEPTH_MAX, 1000])
+@pytest.mark.parametrize("inner", [b"\x91", b"\x81\xa1x"], ids=["arrays", "maps"])
+@pytest.mark.parametrize("name", [b"\xa1x", b"\xa8sequence"], ids=["unknown key", "field"])
+def test_meta_that_is_nested_deeper_than_any_message_is_refused(name, inner, depth):
+    """By name: 1,000 arrays in a field were a RecursionError where its value was shown."""
+    with pytest.raises(ProtocolError, match="nested more than 16 deep"):
+        decode(m.Kind.RELEASE, nested(depth, inner, name))
 
 
 @pytest.mark.parametrize(

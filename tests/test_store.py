@@ -179,6 +179,21 @@ def test_a_refused_piece_changes_nothing() -> None:
     assert store.put(key(3), 3, 5, *rows(3), GEOMETRY) == 8, "what was stored of the page is lost"
 
 
+def test_a_page_that_could_not_be_made_takes_nothing_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_of(2)
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NumpyEngine, "new_page", no_memory)
+        for _ in range(3):
+            with pytest.raises(MemoryError):
+                store.put(key(1), 3, 0, *rows(8), GEOMETRY)
+    assert (len(store), store.used_bytes) == (0, 0)
+    put_whole(store, 1)
+
+
 @pytest.mark.parametrize("page_tokens", [8, 64, 65, 257])
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_budget_counts_what_the_engine_allocates(name: str, page_tokens: int) -> None:

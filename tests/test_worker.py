@@ -159,6 +159,25 @@ def test_requests_that_cannot_be_answered_get_a_named_error_and_the_link_lives()
         link.close()
 
 
+@pytest.mark.parametrize("question", [m.Attend, m.AttendAhead])
+def test_a_question_about_no_page_is_refused_by_name(question, caplog) -> None:
+    with serving() as server:
+        link = greeted(server)
+        put(link)
+        link.exchange(m.Bind(1, (KEY,)))
+        with pytest.raises(BadRequest, match="over no page"):
+            link.exchange(question(1, 3, 0, 0, np.zeros((4, 1, 64), np.float32)))
+        assert link.exchange(m.Ping()).payload is None
+        link.close()
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("layers", [(), (3, 7, 3)])
+def test_a_hello_without_layers_or_with_one_twice_is_refused(layers: tuple[int, ...]) -> None:
+    with serving() as server, pytest.raises(BadRequest, match="none, or one twice"):
+        greet(link_to(server), GEOMETRY, layers, b"model", "numpy")
+
+
 def test_a_second_host_is_refused_by_name_and_the_first_is_not_disturbed() -> None:
     with serving() as server:
         first = greeted(server)
@@ -244,6 +263,23 @@ def test_a_caller_that_says_nothing_does_not_keep_hosts_out_for_ever(monkeypatch
         until(lambda: server._serving is None)
         greeted(server).close()
         silent.close()
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["nobody is served", "another is served"])
+def test_a_caller_that_begins_a_hello_has_no_longer_than_a_silent_one(monkeypatch, served: bool) -> None:
+    with serving() as server:
+        host = greeted(server) if served else None
+        monkeypatch.setattr(module, "HELLO_DEADLINE_S", 0.2)
+        with socket.create_connection(("127.0.0.1", port_of(server)), timeout=20) as caller:
+            caller.sendall(b"B")
+            while caller.recv(1024):
+                pass  # until it is sent away
+        monkeypatch.undo()
+        if host is None:
+            until(lambda: server._serving is None)
+            host = greeted(server)
+        assert host.exchange(m.Ping()).payload is None
+        host.close()
 
 
 def test_another_protocol_version_is_a_mismatch_on_both_sides(caplog) -> None:

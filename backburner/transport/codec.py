@@ -138,9 +138,11 @@ def decode(header: Header, meta: bytes, body: Buffer) -> Message:
     known = _BY_KIND.get(header.kind)
     if known is None:
         raise ProtocolError(f"message kind {header.kind} is not known here")
+    cls, layout = known
     if header.flags:
         verify(header, meta, body)
-    cls, layout = known
+    elif cls in _CHECKED:
+        raise ProtocolError(f"{cls.__name__} came without a check of its bytes")
     values: list[Any] = []
     end = 0
     name = "meta"

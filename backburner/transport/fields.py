@@ -27,6 +27,9 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # levels deep, so this bound is also what keeps a hostile 5 KB meta from reserving more than 8 MB.
 ITEMS_MAX = 1024
 STRING_MAX = 4096
+# The map itself is one; our deepest value, a tensor's shape, is the third. Python's repr of 1,000 nested arrays, as an
+# error's text has it, would end in a RecursionError.
+DEPTH_MAX = 16
 KEY_BYTES_MIN, KEY_BYTES_MAX = 16, 64
 DIMENSIONS_MAX = 4
 
@@ -53,7 +56,17 @@ def unpack_meta(meta: bytes) -> dict[str, Any]:
         raise ValueError(f"meta is not msgpack: {error}") from None
     if type(fields) is not dict:
         raise ValueError("meta is not a map")
+    _check_depth(fields, DEPTH_MAX)
     return fields
+
+
+def _check_depth(outer: Any, levels: int) -> None:
+    """ValueError if there are more levels in `outer`, itself included."""
+    if not levels:
+        raise ValueError(f"meta is nested more than {DEPTH_MAX} deep")
+    for item in outer.values() if type(outer) is dict else outer:
+        if type(item) is list or type(item) is dict:
+            _check_depth(item, levels - 1)
 
 
 def _no_ext(code: int, data: bytes) -> None:

@@ -31,11 +31,18 @@ class Peer(Connection):
         LinkTimeout if none begins within `timeout_s`; the link stays open then, so look at the stop flag and
         come back. A request that begins and does not end closes it. LinkClosed when the host is gone.
         """
-        idle_s = self.timeout_s if timeout_s is None else timeout_s
+        return self._receive(self.timeout_s if timeout_s is None else timeout_s, self.timeout_s)
+
+    def receive_first(self, timeout_s: float) -> tuple[int, Message]:
+        """The first request and its tag. All of it has to come within `timeout_s`: who is not known to be a host may
+        not keep its place with a byte."""
+        return self._receive(timeout_s, None)
+
+    def _receive(self, timeout_s: float, begun_s: float | None) -> tuple[int, Message]:
         try:
             if self._failure is not None:
                 raise LinkClosed(f"the link to {self.peer} is closed: {self._failure}")
-            tag, message = self._read(time.monotonic() + idle_s, begun_s=self.timeout_s)
+            tag, message = self._read(time.monotonic() + timeout_s, begun_s)
             if tag == NO_TAG or type(message) not in REPLIES:
                 raise ProtocolError(f"{type(message).__name__} with tag {tag} is not a request")
         except LinkTimeout as error:

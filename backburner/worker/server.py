@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("backburner.worker")
 
-# A caller that does not say Hello is not a host.
+# A caller that has not said all of its Hello by then is not a host.
 HELLO_DEADLINE_S = 5.0
 
 # Hosts send something every 5 s, but a host whose machine sleeps, or which a debugger has stopped, may be late.
@@ -127,7 +127,7 @@ class Session:
         Returns if the host came to exchange keys: that is all it may do with this connection.
         first: its first request and tag, if that has been received.
         """
-        tag, hello = first or self._peer.receive(HELLO_DEADLINE_S)
+        tag, hello = first or self._peer.receive_first(HELLO_DEADLINE_S)
         try:
             if isinstance(hello, m.PairKeys):
                 self._peer.reply(tag, self._exchange_keys(hello))
@@ -190,6 +190,9 @@ class Session:
                 f"the host {hello.name} ({hello.software}) speaks protocol {hello.protocol}, this worker "
                 f"(backburner {__version__}) {m.PROTOCOL_VERSION}; install the same version on both."
             )
+        if not hello.layers or len(set(hello.layers)) < len(hello.layers):
+            # "At all layers of Hello" would be true of every page, or its bytes counted twice.
+            raise BadRequest(f"a Hello with the attention layers {list(hello.layers)}: none, or one twice")
         g = hello.geometry
         if g.dtype not in STORAGE_DTYPES:
             raise Mismatch(f"the host's pages are {g.dtype}; this worker stores {', '.join(STORAGE_DTYPES)}.")
@@ -297,6 +300,8 @@ class Session:
         return self._timed(lambda: ahead.fold(Partial(request.o, request.lse)))
 
     def _begin(self, request: m.Attend | m.AttendAhead) -> AttentionAhead:
+        if not request.count:
+            raise BadRequest(f"an {type(request).__name__} over no page")
         g = self.geometry
         q = widen(self._checked_rows(request.q, g.q_heads))
         layer = self._checked_layer(request.layer)
@@ -492,7 +497,7 @@ class WorkerServer:
         """Answers a second host's Hello, and nothing else, with the reason; serves it if the first gives way."""
         error = WorkerBusy("this worker already serves another host; stop that one, or use another worker.")
         try:
-            first = peer.receive(HELLO_DEADLINE_S)
+            first = peer.receive_first(HELLO_DEADLINE_S)
             if isinstance(first[1], m.Hello) and self._give_place(peer):
                 self._serve(peer, channel, first)
                 return

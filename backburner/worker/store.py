@@ -103,8 +103,13 @@ class PageStore:
             )
         if page is None or filled != row0:
             self._clear(name)
-            self.reserve(self._engine.page_bytes(geometry), spare=key)
-            page = self._engine.new_page(geometry)
+            page_bytes = self._engine.page_bytes(geometry)
+            self.reserve(page_bytes, spare=key)
+            try:
+                page = self._engine.new_page(geometry)
+            except BaseException:
+                self.unreserve(page_bytes)
+                raise
             self._pages[name] = (page, geometry)
         self._engine.append(page, k, v)
         self._pages.move_to_end(name)

@@ -10,7 +10,7 @@ from backburner.errors import ProtocolError
 from backburner.transport import codec
 from backburner.transport import messages as m
 from backburner.transport.fields import pack_meta, unpack_meta
-from backburner.transport.frames import FRAME_VERSION, HEADER, MAGIC, FrameReader
+from backburner.transport.frames import FLAG_CHECK, FRAME_VERSION, HEADER, MAGIC, FrameReader, body_check
 from tests.transport_helpers import any_message, dtype, read_all, same
 
 BODY_MAX = 2**20
@@ -29,8 +29,10 @@ def survive(data, piece=2**30):
     return [message for _, message in found]
 
 
-def frame(kind, meta, body, flags=0, check=0):
-    return HEADER.pack(MAGIC, FRAME_VERSION, kind, flags, 1, len(meta), len(body), check) + meta + body
+def frame(kind, meta, body):
+    """With a check, which may be on any message: what is behind it is what these tests are after."""
+    check = body_check(meta, [body])
+    return HEADER.pack(MAGIC, FRAME_VERSION, kind, FLAG_CHECK, 1, len(meta), len(body), check) + meta + body
 
 
 @given(any_message)
