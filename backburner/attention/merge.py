@@ -2,6 +2,18 @@
 
 The order is a contract: a worker folds the prefix of pages that it holds, the host goes on from there, and
 the bits equal those of one fold over all pages. This file is the definition; the Swift worker mirrors it.
+
+`merge` is this rule for each head and query, in float32. Each step is rounded by itself: no fused multiply-add, and a
+division, not a product with the reciprocal. exp and log are the platform's, whose last bits may differ.
+
+    if b.lse is -inf: a
+    else if a.lse is -inf: b
+    else:
+        m = max(a.lse, b.lse)
+        w_a = exp(a.lse - m)
+        w_b = exp(b.lse - m)
+        o = (a.o * w_a + b.o * w_b) / (w_a + w_b)      for each of the head_dim numbers
+        lse = m + log(w_a + w_b)
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """Writes weight.bin of a page from a manifest and K and V, without coremltools.
 
-The Swift worker mirrors this file: loops over constants, power-of-two scaling, rounding to fp16, nothing else.
+The Swift worker mirrors this file: loops over constants, power-of-two scaling, rounding, nothing else. All rounding is
+to nearest, halves to even: float32 to fp16, and `rint` (Swift's `.rounded(.toNearestOrEven)`).
 
 The format (coremltools, mlmodel/src/MILBlob/Blob/StorageFormat.hpp), all little-endian: a header of 64 bytes (u32
 count, u32 version 2, zeros); then for each constant, both parts aligned to 64 bytes, metadata of 64 bytes (u32
@@ -70,8 +71,12 @@ def array_of(image: Image, constant: Constant) -> npt.NDArray[Any]:
 
 def value_exponents(v: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
     """e for each kv head and channel, so that |v| 2^-e < 2^SUM_LOG2. v: [kv_heads, rows, head_dim]."""
-    largest = np.abs(widen(v)).max(axis=1)
-    _, exponent = np.frexp(largest)  # largest = f 2^exponent with f in [1/2, 1); 0 for 0
+    return _exponents(np.abs(widen(v)).max(axis=1))
+
+
+def _exponents(largest: F32) -> npt.NDArray[np.int16]:
+    # largest = f 2^exponent with f in [1/2, 1): Swift's `.exponent` is one less, its significand is in [1, 2).
+    _, exponent = np.frexp(largest)
     return np.where(largest == 0, 0, exponent - SUM_LOG2).astype(np.int16)
 
 
@@ -100,26 +105,28 @@ def patch(
     if image.size != manifest.file_bytes:
         raise BakeRefused(f"weight.bin has {image.size} bytes instead of {manifest.file_bytes}.")
     _check_fp16(k, v)
-    exponents = value_exponents(v)
-    int8 = shape.weights == "int8"
-    v_steps = _value_steps(v, exponents) if int8 else None
+    largest_v = np.abs(widen(v)).max(axis=1)  # [kv_heads, head_dim]
+    exponents = _exponents(largest_v)
+    v_steps = _steps(np.ldexp(largest_v, -exponents.astype(np.int32)))  # for int8 alone
     for one in manifest.constants:
         array = array_of(image, one)
-        if one.role == "mask":
-            _patch_mask(manifest, array, one, filled)
-        elif one.role == "k" and not int8:
-            _patch_keys(array, one, k)
-        elif one.role == "v":
-            _patch_values(array, one, v, exponents, v_steps)
-        elif one.role == "k_scale":
-            steps = _key_steps(_rows(k, one)[0])
-            flat = array.reshape(one.heads, one.rows)
-            flat[...] = 0
-            flat[:, : steps.shape[1]] = steps
-        elif one.role == "v_scale" and v_steps is not None:
-            array.reshape(one.heads, -1)[...] = v_steps[one.first_head : one.first_head + one.heads]
-        elif one.role == "k":
-            _patch_integer_keys(array, one, k)
+        match one.role, one.dtype:
+            case "k", "float16":
+                _patch_keys(array, one, k)
+            case "k", "int8":
+                _patch_integer_keys(array, one, k)
+            case "k_scale", _:
+                _patch_key_steps(array, one, k)
+            case "v", "float16":
+                _patch_values(array, one, v, exponents)
+            case "v", "int8":
+                _patch_integer_values(array, one, v, exponents, v_steps)
+            case "v_scale", _:
+                array.reshape(one.heads, -1)[...] = v_steps[_heads(one)]
+            case "mask", _:
+                _patch_mask(manifest, array, one, filled)
+            case "ones", _:
+                pass  # no page changes them
     return exponents
 
 
@@ -133,8 +140,12 @@ def _check_fp16(k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:
 
 def _rows(x: npt.NDArray[Any], one: Constant) -> tuple[F32, int]:
     """The constant's heads and rows of K or V, as far as they exist, and how many rows that is."""
-    rows = widen(x[one.first_head : one.first_head + one.heads, one.first_row : one.first_row + one.rows])
+    rows = widen(x[_heads(one), one.first_row : one.first_row + one.rows])
     return rows, rows.shape[1]
+
+
+def _heads(one: Constant) -> slice:
+    return slice(one.first_head, one.first_head + one.heads)
 
 
 def _patch_mask(manifest: Manifest, array: npt.NDArray[Any], one: Constant, filled: int) -> None:
@@ -153,33 +164,52 @@ def _patch_keys(array: npt.NDArray[Any], one: Constant, k: npt.NDArray[Any]) -> 
 
 
 def _patch_values(
-    array: npt.NDArray[Any],
-    one: Constant,
-    v: npt.NDArray[Any],
-    exponents: npt.NDArray[np.int16],
-    steps: npt.NDArray[np.float16] | None,
+    array: npt.NDArray[Any], one: Constant, v: npt.NDArray[Any], exponents: npt.NDArray[np.int16]
 ) -> None:
-    rows, count = _rows(v, one)
-    heads = slice(one.first_head, one.first_head + one.heads)
-    scaled = np.ldexp(rows, -exponents[heads, None, :].astype(np.int32))
-    if steps is not None:
-        scaled = _integers(scaled, steps[heads, None, :])
+    scaled = _scaled_values(one, v, exponents)
+    count = scaled.shape[1]
     flat = array.reshape(one.heads, -1, one.rows)
     flat[:, :, :count] = scaled.transpose(0, 2, 1)
     flat[:, :, count:] = 0
 
 
-def _key_steps(rows: F32) -> npt.NDArray[np.float16]:
-    """What a row's integers count in: its largest value is 127 steps. [heads, rows]"""
-    steps: npt.NDArray[np.float16] = (np.abs(rows).max(axis=2) / np.float32(127)).astype(np.float16)
-    return steps
+def _patch_integer_values(
+    array: npt.NDArray[Any],
+    one: Constant,
+    v: npt.NDArray[Any],
+    exponents: npt.NDArray[np.int16],
+    steps: npt.NDArray[np.float16],
+) -> None:
+    integers = _integers(_scaled_values(one, v, exponents), steps[_heads(one), None, :])
+    count = integers.shape[1]
+    flat = array.reshape(one.heads, -1, one.rows)
+    flat[:, :, :count] = integers.transpose(0, 2, 1)
+    flat[:, :, count:] = 0
 
 
-def _value_steps(v: npt.NDArray[Any], exponents: npt.NDArray[np.int16]) -> npt.NDArray[np.float16]:
-    """The same for each head and channel of the scaled V."""
-    largest = np.ldexp(np.abs(widen(v)).max(axis=1), -exponents.astype(np.int32))
+def _scaled_values(one: Constant, v: npt.NDArray[Any], exponents: npt.NDArray[np.int16]) -> F32:
+    """V 2^-e of the constant's heads and rows, in float32: [heads, rows, head_dim]."""
+    rows, _ = _rows(v, one)
+    scaled: F32 = np.ldexp(rows, -exponents[_heads(one), None, :].astype(np.int32))
+    return scaled
+
+
+def _steps(largest: F32) -> npt.NDArray[np.float16]:
+    """What integers count in: the largest value is 127 steps."""
     steps: npt.NDArray[np.float16] = (largest / np.float32(127)).astype(np.float16)
     return steps
+
+
+def _key_steps(rows: F32) -> npt.NDArray[np.float16]:
+    """One step for each row: [heads, rows]."""
+    return _steps(np.abs(rows).max(axis=2))
+
+
+def _patch_key_steps(array: npt.NDArray[Any], one: Constant, k: npt.NDArray[Any]) -> None:
+    rows, count = _rows(k, one)
+    flat = array.reshape(one.heads, one.rows)
+    flat[:, :count] = _key_steps(rows)
+    flat[:, count:] = 0
 
 
 def _integers(x: F32, steps: npt.NDArray[np.float16]) -> npt.NDArray[np.int8]:

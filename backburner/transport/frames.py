@@ -57,8 +57,8 @@ class Frame(NamedTuple):
 
 
 def aligned(offset: int) -> int:
-    """The next multiple of 64."""
-    return (offset + ALIGNMENT - 1) & -ALIGNMENT
+    """The first multiple of 64 that is not below the offset."""
+    return (offset + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 def body_check(meta: bytes, parts: Sequence[Buffer]) -> int:
@@ -76,7 +76,8 @@ def encode_frame(
     parts: list[Buffer] = []
     end = 0
     for tensor in tensors:
-        if gap := -end & (ALIGNMENT - 1):
+        gap = aligned(end) - end
+        if gap:
             parts.append(_PADDING[:gap])
             end += gap
         parts.append(tensor)
@@ -117,7 +118,8 @@ def verify(header: Header, meta: bytes, body: Buffer) -> None:
 def allocate_body(size: int) -> memoryview:
     """A fresh buffer at a 64-byte boundary. Tensors are views of it, so it is never reused."""
     raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data & (ALIGNMENT - 1)
+    address = raw.ctypes.data
+    start = aligned(address) - address
     return raw[start : start + size].data
 
 
@@ -176,30 +178,27 @@ class FrameReader:
 
     def next_frame(self) -> Frame | None:
         """The next complete frame, or None if more bytes are needed."""
-        body = self._body
-        if body is not None:
-            header = self._header
-            assert header is not None
-            if self._body_filled < header.body_len:
-                return None
-            self._header, self._body = None, None
-            return Frame(header, self._meta, body)
-        header = self._header
+        header, body = self._header, self._body
         if header is None:
             if self._end - self._start < HEADER_BYTES:
                 return None
             header = parse_header(self._view, self._body_max, self._start)
             self._header = header
             self._start += HEADER_BYTES
-        meta_end = self._start + header.meta_len
-        if meta_end > self._end:
+        if body is None:
+            meta_end = self._start + header.meta_len
+            if meta_end > self._end:
+                return None
+            meta = bytes(self._view[self._start : meta_end])
+            staged = self._view[meta_end : min(meta_end + header.body_len, self._end)]
+            self._start = meta_end + len(staged)
+            if header.body_len <= SMALL_BODY_BYTES and len(staged) == header.body_len:
+                self._header = None
+                return Frame(header, meta, bytearray(staged))
+            body = allocate_body(header.body_len)
+            body[: len(staged)] = staged
+            self._meta, self._body, self._body_filled = meta, body, len(staged)
+        if self._body_filled < header.body_len:
             return None
-        meta = bytes(self._view[self._start : meta_end])
-        staged = self._view[meta_end : min(meta_end + header.body_len, self._end)]
-        self._start = meta_end + len(staged)
-        if header.body_len <= SMALL_BODY_BYTES and len(staged) == header.body_len:
-            self._header = None
-            return Frame(header, meta, bytearray(staged))
-        self._meta, self._body, self._body_filled = meta, allocate_body(header.body_len), len(staged)
-        self._body[: len(staged)] = staged
-        return self.next_frame()
+        self._header, self._body = None, None
+        return Frame(header, self._meta, body)

@@ -1,25 +1,65 @@
-"""The messages: one frozen dataclass each, and what answers what. Their bytes are made in `codec`."""
+"""The messages: one frozen dataclass each, and what answers what. Their bytes are made in `codec`.
+
+The order of a class's fields is that of the meta map on the wire.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-from backburner.transport.fields import Array
+from backburner.transport.fields import DTYPES, Array
 
 PROTOCOL_VERSION = 1
+
+FLOAT32 = DTYPES["float32"]
+INT32 = DTYPES["int32"]
 
 
 class Kind(IntEnum):
     """The kind byte of the header. Families start at multiples of 16."""
 
-    HELLO, WELCOME, PING, PONG, STATS, STATS_REPLY, ERROR, BYE, OK, PAIR_KEYS, PAIRED = range(1, 12)
-    HAVE, HAVE_REPLY, PUT_PAGE, PAGE_ACK, GET_PAGE, PAGE_ROWS, DROP_PAGES = range(16, 23)
-    BIND, RELEASE, ATTEND, PARTIAL_REPLY, ATTEND_AHEAD, FOLD_ONTO = range(32, 38)
-    TAIL_OPEN, TAIL_OPENED, TAIL_REWIND, PUT_ROWS, PUT_STATE, TAIL_CHUNK, TAIL_ACK = range(48, 55)
-    GET_STATE, STATE_REPLY, NAME_PAGES = range(55, 58)
+    # The connection.
+    HELLO = 1
+    WELCOME = 2
+    PING = 3
+    PONG = 4
+    STATS = 5
+    STATS_REPLY = 6
+    ERROR = 7
+    BYE = 8
+    OK = 9
+    PAIR_KEYS = 10
+    PAIRED = 11
+    # Pages.
+    HAVE = 16
+    HAVE_REPLY = 17
+    PUT_PAGE = 18
+    PAGE_ACK = 19
+    GET_PAGE = 20
+    PAGE_ROWS = 21
+    DROP_PAGES = 22
+    # Sequences and attention.
+    BIND = 32
+    RELEASE = 33
+    ATTEND = 34
+    PARTIAL_REPLY = 35
+    ATTEND_AHEAD = 36
+    FOLD_ONTO = 37
+    # The tail.
+    TAIL_OPEN = 48
+    TAIL_OPENED = 49
+    TAIL_REWIND = 50
+    PUT_ROWS = 51
+    PUT_STATE = 52
+    TAIL_CHUNK = 53
+    TAIL_ACK = 54
+    GET_STATE = 55
+    STATE_REPLY = 56
+    NAME_PAGES = 57
     # Reserved: nothing sends these yet, and a reader refuses them.
-    BAKE, BAKE_STATUS = range(64, 66)
+    BAKE = 64
+    BAKE_STATUS = 65
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +198,8 @@ class Ok:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Question:
-    """Of q to bound pages [first, first + count) at one layer."""
+class Attend:
+    """Attention of q over bound pages [first, first + count) at one layer. Answer: PartialReply."""
 
     sequence: int
     layer: int
@@ -172,16 +212,20 @@ class _Question:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Attend(_Question):
-    """Attention of q over bound pages [first, first + count) at one layer. Answer: PartialReply."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AttendAhead(_Question):
-    """An Attend whose partials will be folded onto what another worker makes of the pages before. Answer: Ok.
+class AttendAhead:
+    """An Attend whose partials will be folded onto what another holder makes of the pages before. Answer: Ok.
 
     The worker computes at once and keeps the partials, under this message's tag, until FoldOnto comes.
     """
+
+    sequence: int
+    layer: int
+    first: int
+    count: int
+    q: Array  # [q_heads, T, head_dim], in the activations' dtype
+
+    def __post_init__(self) -> None:
+        _is_query(self.q)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -304,7 +348,7 @@ class TailAck:
         if self.logits is not None and self.logits.ndim != 1:
             raise ValueError(f"logits of shape {self.logits.shape} are not [n]")
         if self.ids is not None and (
-            self.logits is None or self.ids.shape != self.logits.shape or self.ids.dtype.str != "<i4"
+            self.logits is None or self.ids.shape != self.logits.shape or self.ids.dtype != INT32
         ):
             raise ValueError(f"ids {self.ids.dtype} {self.ids.shape} do not belong to the logits")
 
@@ -412,7 +456,7 @@ def _is_query(q: Array) -> None:
 
 
 def _is_partial(o: Array, lse: Array) -> None:
-    if o.ndim != 3 or lse.shape != o.shape[:2] or o.dtype.str != "<f4" or lse.dtype.str != "<f4":
+    if o.ndim != 3 or lse.shape != o.shape[:2] or o.dtype != FLOAT32 or lse.dtype != FLOAT32:
         raise ValueError(f"o {o.dtype} {o.shape} and lse {lse.dtype} {lse.shape} do not make a partial")
 
 
