@@ -1,6 +1,9 @@
 """A worker that bakes pages: what is served from them, what is kept, and what happens when something breaks."""
 
 import contextlib
+import fcntl
+import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +20,8 @@ from backburner.attention.engine import Geometry
 from backburner.attention.numpy_engine import NumpyEngine
 from backburner.coreml.interpreter import Rounding
 from backburner.coreml.runtime import SimulatedRuntime
-from backburner.errors import OutOfBudget, UnknownPage
+from backburner.errors import ConfigError, OutOfBudget, UnknownPage
+from backburner.worker.bake_folder import BakeFolder
 from backburner.worker.bake_share import SHARES, Share, read_share, write_share
 from backburner.worker.baker import BakeSettings
 from backburner.worker.bakery import Bakery
@@ -105,8 +109,7 @@ def baking(
         share,
         BAKED_TOKENS,
         folder=folder,
-        folder_bytes=2**30,
-        **({"pause_s": 0.05} | options),
+        **({"pause_s": 0.05, "folder_bytes": 2**30} | options),
     )
     made = Made(settings, memory_bytes)
     try:
@@ -117,8 +120,6 @@ def baking(
 
 def forget_pages(folder: Path) -> None:
     """Leaves the template, so that no test makes another."""
-    import shutil
-
     shutil.rmtree(folder / "pages", ignore_errors=True)
 
 
@@ -191,12 +192,51 @@ def test_what_a_killed_bake_left_is_no_page_and_is_removed(kitchen: Path) -> Non
         made.until_baked(2)
     left = sorted((kitchen / "pages").iterdir())
     (left[0] / "page.json").unlink()  # it is written last
-    (left[0] / "owner").write_text("999999999")
+    unlocked = kitchen / "pages" / "new-0123456789abcdef"
+    unlocked.mkdir()
     with baking(kitchen) as made:
         assert not left[0].exists()
+        assert not unlocked.exists()
         made.put("a", "b")
         made.until_baked(2)
         assert made.bakery.state().reused == 1
+
+
+def test_a_page_that_another_worker_bakes_is_left_alone_whatever_its_pid(kitchen: Path) -> None:
+    """Workers in two containers may both be process 1. A lock tells them apart."""
+    forget_pages(kitchen)
+    with baking(kitchen) as made:
+        made.put("a", "b")
+        made.until_baked(2)
+    left = sorted((kitchen / "pages").iterdir())
+    (left[0] / "page.json").unlink()
+    with (left[0] / "owner").open("r+") as owner:
+        owner.write(str(os.getpid()))
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        with baking(kitchen) as made:
+            assert left[0].exists()
+            made.put("a", "b")
+            until(lambda: made.bakery.state().pages == 2)
+            assert "not kept on disk" in made.bakery.state().error
+            assert (left[0] / "page.mlpackage").exists()
+
+
+def test_a_bake_folder_that_has_other_things_keeps_them(kitchen: Path, tmp_path: Path) -> None:
+    shutil.copytree(kitchen / "templates", tmp_path / "templates")
+    others = [tmp_path / "pages" / "blog" / "index.md", tmp_path / "pages" / "new-posts" / "first.md"]
+    for file in others:
+        file.parent.mkdir(parents=True)
+        file.write_text("mine")
+    with baking(tmp_path, folder_bytes=2**17) as made:  # one page: the first gives way to the second
+        made.put("a", "b")
+        made.until_baked(2)
+    assert [file.read_text() for file in others] == ["mine", "mine"]
+
+
+def test_a_bake_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--bake-dir .*file/here cannot hold baked pages"):
+        BakeFolder(tmp_path / "file" / "here", 2**20)
 
 
 def test_a_rewound_sequence_is_not_served_from_its_old_pages(kitchen: Path) -> None:
