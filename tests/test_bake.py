@@ -235,7 +235,7 @@ def test_a_bake_folder_that_has_other_things_keeps_them(kitchen: Path, tmp_path:
 
 def test_a_bake_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--bake-dir .*file/here cannot hold baked pages"):
+    with pytest.raises(ConfigError, match="file/here cannot hold baked pages"):
         BakeFolder(tmp_path / "file" / "here", 2**20)
 
 

@@ -131,7 +131,8 @@ def test_a_template_is_written_over_by_a_new_one(tmp_path: Path) -> None:
     write_template(tmp_path, SMALL, 0.25)
     write_template(tmp_path, SMALL, 0.5)
     test = read_template(tmp_path).manifest.self_test
-    assert test is not None and test.scale == 0.5
+    assert test is not None
+    assert test.scale == 0.5
 
 
 def test_what_is_no_template_and_no_page_is_said(tmp_path: Path) -> None:

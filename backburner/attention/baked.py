@@ -41,23 +41,20 @@ class BakedPage:
 
     def attend(self, q: F32) -> Partial:
         """q: [q_heads, T, head_dim], unscaled, T at most `query_tokens`. Raises what the runtime raises, ValueError."""
-        answer = self._ask(q, self.top)
-        taken_off = np.zeros(len(q), np.float32) if self.top is None else self.top
-        if (
-            self.manifest.shape.estimate
-            and np.abs(answer.top - taken_off[:, None]).max() > ESTIMATE_ERROR_MAX
-        ):
-            answer = self._ask(q, answer.top.max(axis=1))
+        estimate = None if self.top is None else np.repeat(self.top[:, None], q.shape[1], axis=1)
+        answer = self._ask(q, estimate)
+        off = answer.top if estimate is None else answer.top - estimate
+        if self.manifest.shape.estimate and np.abs(off).max() > ESTIMATE_ERROR_MAX:
+            answer = self._ask(q, answer.top)  # each token's own
         if not (np.isfinite(answer.o).all() and np.isfinite(answer.lse).all()):
             raise ValueError("the baked page's answer is not finite")
         self.top = answer.top.max(axis=1)
         return Partial(o=np.ascontiguousarray(answer.o), lse=np.ascontiguousarray(answer.lse))
 
-    def _ask(self, q: F32, top: F32 | None) -> Answer:
-        shape, tokens = self.manifest.shape, q.shape[1]
-        estimate = None if top is None else np.repeat(top[:, None], tokens, axis=1)
-        outputs = self.predict({"q": pack(shape, q, self.geometry.scale, estimate)})
-        return unpack(self.manifest, outputs, self.exponents, tokens, estimate)
+    def _ask(self, q: F32, estimate: F32 | None) -> Answer:
+        """estimate: of the largest scores, [q_heads, T]."""
+        outputs = self.predict({"q": pack(self.manifest.shape, q, self.geometry.scale, estimate)})
+        return unpack(self.manifest, outputs, self.exponents, q.shape[1], estimate)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
