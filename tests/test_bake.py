@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("coremltools", reason="page programs are built with coremltools")
 
+from backburner.attention import baked
 from backburner.attention.baked import BakedEngine, BakedRun
 from backburner.attention.engine import Geometry
 from backburner.attention.numpy_engine import NumpyEngine
@@ -294,6 +295,8 @@ class Failing(SimulatedRuntime):
         super().__init__()
         self.on_load = lambda loads: None
         self.broken = False
+        self.go_on = threading.Event()  # calls hang while it is not set
+        self.go_on.set()
         self.loads = 0
 
     def load(self, manifest, image, folder):
@@ -302,6 +305,7 @@ class Failing(SimulatedRuntime):
         predict = super().load(manifest, image, folder)
 
         def call(inputs):
+            assert self.go_on.wait(PATIENCE_S)
             if self.broken:
                 raise RuntimeError("the Neural Engine is gone")
             return predict(inputs)
@@ -320,6 +324,27 @@ def test_a_page_that_fails_in_use_is_answered_from_its_rows(kitchen: Path) -> No
         made.bakery.wake()
         until(lambda: made.bakery.state().refused == 1)
         assert "Neural Engine is gone" in made.bakery.state().error
+
+
+def test_a_page_that_hangs_is_answered_from_its_rows(kitchen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baked, "FIRST_DEADLINE_S", 0.2)
+    monkeypatch.setattr(baked, "FLOOR_S", 0.2)
+    runtime = Failing()
+    with baking(kitchen, runtime=runtime) as made:
+        made.put("a", "b", "c", "d", "e", "f")
+        made.until_baked(6)
+        runtime.go_on.clear()
+        assert made.error_against_ordinary() < 1e-6
+        assert made.runs() == 2, "nothing is known against those behind it"
+        assert {thread.daemon for thread in threading.enumerate() if thread.name == "baked"} == {True}
+        monkeypatch.setattr(baked, "FIRST_DEADLINE_S", PATIENCE_S)
+        monkeypatch.setattr(baked, "FLOOR_S", PATIENCE_S)
+        assert made.error_against_ordinary() < 1e-6, "nothing is asked behind a call that hangs"
+        runtime.go_on.set()
+        until(lambda: made.error_against_ordinary() > 1e-5)
+        made.bakery.wake()
+        until(lambda: made.bakery.state().refused == 1)
+        assert "TimeoutError" in made.bakery.state().error
 
 
 def test_out_of_memory_while_baking_is_tried_again_and_serving_goes_on(kitchen: Path) -> None:
