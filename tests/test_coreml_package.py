@@ -28,7 +28,7 @@ def run(*arguments: object) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A template of the embedded model."""
     folder = tmp_path_factory.mktemp("bake") / "template"
-    run("bake", "template", "-o", folder, "--page-tokens", 256, "--block-tokens", 128, "--columns", 32)
+    run("bake", "template", "-o", folder, "--bake-tokens", 256, "--block-tokens", 128, "--columns", 32)
     return folder
 
 
