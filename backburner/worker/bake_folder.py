@@ -101,10 +101,6 @@ class BakeFolder:
             raise
         return unproven
 
-    def remove(self, name: str) -> None:
-        """A page that turned out to be of no use."""
-        shutil.rmtree(self._pages / name, ignore_errors=True)
-
     def used_bytes(self) -> int:
         return sum(size for _, _, size in self._entries())
 
