@@ -25,7 +25,10 @@ def template(
             help="Instead of a model, the numbers of query heads, K/V heads and channels of a head: 24,4,256."
         ),
     ] = None,
-    page_tokens: Annotated[int, typer.Option(help="Positions in a baked page.")] = 16_384,
+    bake_tokens: Annotated[int, typer.Option(help="Positions in a baked page.")] = 16_384,
+    page_tokens: Annotated[
+        int | None, typer.Option("--page-tokens", hidden=True, help="The former name of --bake-tokens.")
+    ] = None,
     block_tokens: Annotated[int, typer.Option(help="Positions in one convolution.")] = 4_096,
     columns: Annotated[
         int,
@@ -53,6 +56,7 @@ def template(
         _attention_shape(model) if attention is None else attention_numbers(attention)
     )
     one_block = variant != "block"
+    page_tokens = bake_tokens if page_tokens is None else page_tokens
     shape = PageShape(
         q_heads=q_heads,
         kv_heads=kv_heads,
@@ -115,10 +119,12 @@ def _attention_shape(model: str | None) -> tuple[int, int, int]:
 
 def attention_numbers(text: str) -> tuple[int, int, int]:
     """The same from --attention."""
-    parts = text.split(",")
-    if len(parts) != 3 or not all(part.strip().isdigit() for part in parts):
-        raise ConfigError(f"--attention {text!r} is not three numbers; write for example 24,4,256.")
-    q_heads, kv_heads, head_dim = (int(part) for part in parts)
+    try:
+        q_heads, kv_heads, head_dim = (int(part) for part in text.split(","))
+    except ValueError:
+        q_heads = kv_heads = head_dim = 0
+    if min(q_heads, kv_heads, head_dim) < 1:
+        raise ConfigError(f"--attention {text!r} is not three numbers from 1 on; write for example 24,4,256.")
     return q_heads, kv_heads, head_dim
 
 

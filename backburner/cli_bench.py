@@ -45,10 +45,11 @@ def bake(
     from backburner.worker.bake_template import ready_template, shape_for, shape_name
     from backburner.worker.baker import check_run
 
-    if engine not in BAKED_NAMES or dtype not in STORAGE_DTYPES or runs < 1 or rounds < 1:
+    if engine not in BAKED_NAMES or dtype not in STORAGE_DTYPES or min(runs, rounds, page_tokens) < 1:
         raise ConfigError(
-            "bench bake wants --engine baked or baked-sim, a --dtype, and --runs and --rounds from 1."
+            "bench bake wants --engine baked or baked-sim, a --dtype, and --runs, --rounds and --page-tokens from 1."
         )
+    c.check_bake_tokens(bake_tokens)
     q_heads, kv_heads, head_dim = attention_numbers(attention)
     geometry = Geometry(q_heads, kv_heads, head_dim, page_tokens, dtype, head_dim**-0.5)
     check_run(geometry, bake_tokens)
@@ -61,6 +62,8 @@ def bake(
     assert isinstance(both, BakedEngine)
     shape = shape_for(geometry, bake_tokens, "float16")
     folder = c.bake_folder(bake_dir)
+    if folder is not None:
+        _check_writable(folder)
     with tempfile.TemporaryDirectory() as passing:
         place = Path(passing) if folder is None else folder / "templates"
         template = ready_template(shape, place / shape_name(shape), runtime)
@@ -72,3 +75,13 @@ def bake(
     if folder is not None:
         measured: dict[str, object] = {f"{t.keys}x{t.tokens}": list(t.at_ms) for t in trials}
         print(f"written to {write_share(folder, engine, both.ordinary.name, share, measured)}")
+
+
+def _check_writable(folder: Path) -> None:
+    """Before the measuring, which takes minutes."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as e:
+        raise ConfigError(f"--bake-dir {folder} cannot be written: {e}") from None

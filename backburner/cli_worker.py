@@ -151,17 +151,20 @@ def _bake_settings(
     from backburner.coreml.runtime import PageRuntime, SimulatedRuntime
     from backburner.worker.bake_share import Share, read_share
     from backburner.worker.baker import BakeSettings
+    from backburner.worker.open_files import allow_open_files
 
-    if not 16 <= tokens <= c.BAKE_TOKENS:
-        raise ConfigError(f"--bake-tokens {tokens} must be from 16 to {c.BAKE_TOKENS:,}.")
+    c.check_bake_tokens(tokens)
     if weights not in ("float16", "int8"):
         raise ConfigError(f"--bake-weights {weights!r} is not float16 or int8.")
     path = c.bake_folder(folder)
     runtime: PageRuntime = SimulatedRuntime()
     if engine.name == "baked":
+        if path is None:
+            raise ConfigError("--engine baked loads pages from files: give --bake-dir a folder.")
         from backburner.coreml.device import DeviceRuntime
 
         runtime = DeviceRuntime()
+    allow_open_files()
     return BakeSettings(
         runtime=runtime,
         share=read_share(path, engine.name, engine.ordinary.name) if share is None else Share(share, share),

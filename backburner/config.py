@@ -249,6 +249,12 @@ def bake_folder(given: str | None) -> Path | None:
     return _cache_folder() / "baked"
 
 
+def check_bake_tokens(tokens: int) -> None:
+    """`--bake-tokens`. Raises ConfigError."""
+    if not 16 <= tokens <= BAKE_TOKENS:
+        raise ConfigError(f"--bake-tokens {tokens} must be from 16 to {BAKE_TOKENS:,}.")
+
+
 def _cache_folder() -> Path:
     if sys.platform == "darwin":
         cache = Path("~/Library/Caches").expanduser()

@@ -1,6 +1,10 @@
 """A worker that bakes pages: what is served from them, what is kept, and what happens when something breaks."""
 
 import contextlib
+import fcntl
+import json
+import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -12,15 +16,18 @@ import pytest
 
 pytest.importorskip("coremltools", reason="page programs are built with coremltools")
 
+from backburner.attention import baked
 from backburner.attention.baked import BakedEngine, BakedRun
 from backburner.attention.engine import Geometry
 from backburner.attention.numpy_engine import NumpyEngine
 from backburner.coreml.interpreter import Rounding
 from backburner.coreml.runtime import SimulatedRuntime
-from backburner.errors import OutOfBudget, UnknownPage
+from backburner.errors import ConfigError, OutOfBudget, UnknownPage
+from backburner.worker.bake_folder import BakeFolder
 from backburner.worker.bake_share import SHARES, Share, read_share, write_share
 from backburner.worker.baker import BakeSettings
 from backburner.worker.bakery import Bakery
+from backburner.worker.open_files import OPEN_FILES, allow_open_files
 from backburner.worker.store import PageStore
 
 GEOMETRY = Geometry(q_heads=4, kv_heads=2, head_dim=64, page_tokens=64, dtype="float32", scale=0.125)
@@ -105,8 +112,7 @@ def baking(
         share,
         BAKED_TOKENS,
         folder=folder,
-        folder_bytes=2**30,
-        **({"pause_s": 0.05} | options),
+        **({"pause_s": 0.05, "folder_bytes": 2**30} | options),
     )
     made = Made(settings, memory_bytes)
     try:
@@ -117,8 +123,6 @@ def baking(
 
 def forget_pages(folder: Path) -> None:
     """Leaves the template, so that no test makes another."""
-    import shutil
-
     shutil.rmtree(folder / "pages", ignore_errors=True)
 
 
@@ -191,12 +195,51 @@ def test_what_a_killed_bake_left_is_no_page_and_is_removed(kitchen: Path) -> Non
         made.until_baked(2)
     left = sorted((kitchen / "pages").iterdir())
     (left[0] / "page.json").unlink()  # it is written last
-    (left[0] / "owner").write_text("999999999")
+    unlocked = kitchen / "pages" / "new-0123456789abcdef"
+    unlocked.mkdir()
     with baking(kitchen) as made:
         assert not left[0].exists()
+        assert not unlocked.exists()
         made.put("a", "b")
         made.until_baked(2)
         assert made.bakery.state().reused == 1
+
+
+def test_a_page_that_another_worker_bakes_is_left_alone_whatever_its_pid(kitchen: Path) -> None:
+    """Workers in two containers may both be process 1. A lock tells them apart."""
+    forget_pages(kitchen)
+    with baking(kitchen) as made:
+        made.put("a", "b")
+        made.until_baked(2)
+    left = sorted((kitchen / "pages").iterdir())
+    (left[0] / "page.json").unlink()
+    with (left[0] / "owner").open("r+") as owner:
+        owner.write(str(os.getpid()))
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        with baking(kitchen) as made:
+            assert left[0].exists()
+            made.put("a", "b")
+            until(lambda: made.bakery.state().pages == 2)
+            assert "not kept on disk" in made.bakery.state().error
+            assert (left[0] / "page.mlpackage").exists()
+
+
+def test_a_bake_folder_that_has_other_things_keeps_them(kitchen: Path, tmp_path: Path) -> None:
+    shutil.copytree(kitchen / "templates", tmp_path / "templates")
+    others = [tmp_path / "pages" / "blog" / "index.md", tmp_path / "pages" / "new-posts" / "first.md"]
+    for file in others:
+        file.parent.mkdir(parents=True)
+        file.write_text("mine")
+    with baking(tmp_path, folder_bytes=2**17) as made:  # one page: the first gives way to the second
+        made.put("a", "b")
+        made.until_baked(2)
+    assert [file.read_text() for file in others] == ["mine", "mine"]
+
+
+def test_a_bake_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file/here cannot hold baked pages"):
+        BakeFolder(tmp_path / "file" / "here", 2**20)
 
 
 def test_a_rewound_sequence_is_not_served_from_its_old_pages(kitchen: Path) -> None:
@@ -254,6 +297,8 @@ class Failing(SimulatedRuntime):
         super().__init__()
         self.on_load = lambda loads: None
         self.broken = False
+        self.go_on = threading.Event()  # calls hang while it is not set
+        self.go_on.set()
         self.loads = 0
 
     def load(self, manifest, image, folder):
@@ -262,6 +307,7 @@ class Failing(SimulatedRuntime):
         predict = super().load(manifest, image, folder)
 
         def call(inputs):
+            assert self.go_on.wait(PATIENCE_S)
             if self.broken:
                 raise RuntimeError("the Neural Engine is gone")
             return predict(inputs)
@@ -282,18 +328,44 @@ def test_a_page_that_fails_in_use_is_answered_from_its_rows(kitchen: Path) -> No
         assert "Neural Engine is gone" in made.bakery.state().error
 
 
-def test_out_of_memory_while_baking_is_tried_again_and_serving_goes_on(kitchen: Path) -> None:
+def test_a_page_that_hangs_is_answered_from_its_rows(kitchen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baked, "FIRST_DEADLINE_S", 0.2)
+    monkeypatch.setattr(baked, "FLOOR_S", 0.2)
+    runtime = Failing()
+    with baking(kitchen, runtime=runtime) as made:
+        made.put("a", "b", "c", "d", "e", "f")
+        made.until_baked(6)
+        runtime.go_on.clear()
+        assert made.error_against_ordinary() < 1e-6
+        assert made.runs() == 2, "nothing is known against those behind it"
+        assert {thread.daemon for thread in threading.enumerate() if thread.name == "baked"} == {True}
+        monkeypatch.setattr(baked, "FIRST_DEADLINE_S", PATIENCE_S)
+        monkeypatch.setattr(baked, "FLOOR_S", PATIENCE_S)
+        assert made.error_against_ordinary() < 1e-6, "nothing is asked behind a call that hangs"
+        runtime.go_on.set()
+        until(lambda: made.error_against_ordinary() > 1e-5)
+        made.bakery.wake()
+        until(lambda: made.bakery.state().refused == 1)
+        assert "TimeoutError" in made.bakery.state().error
+
+
+@pytest.mark.parametrize(
+    ("why", "said"), [(MemoryError(), "too little memory"), (OSError(28, "No space left"), "No space left")]
+)
+def test_what_may_pass_while_baking_is_tried_again_and_serving_goes_on(
+    kitchen: Path, why: Exception, said: str
+) -> None:
     forget_pages(kitchen)
     runtime = Failing()
 
     def fail_twice(loads: int) -> None:
         if loads in (2, 3):  # the first is the template's own test
-            raise MemoryError
+            raise why
 
     runtime.on_load = fail_twice
     with baking(kitchen, runtime=runtime) as made:
         made.put("a", "b")
-        until(lambda: "too little memory" in made.bakery.state().error)
+        until(lambda: said in made.bakery.state().error)
         assert made.error_against_ordinary() < 3e-3
         until(lambda: made.bakery.state().pages == 2)
         assert made.bakery.state().refused == 0
@@ -355,6 +427,161 @@ def test_a_full_disk_costs_only_the_next_start(kitchen: Path, monkeypatch: pytes
         until(lambda: made.bakery.state().pages == 2)
         assert "No space left" in made.bakery.state().error
         assert list((kitchen / "pages").iterdir()) == []
+
+
+def full_disk(*arguments) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_proven_page_that_cannot_be_kept_is_served(kitchen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_pages(kitchen)
+    monkeypatch.setattr("backburner.worker.bake_folder.UnprovenPage.keep", full_disk)
+    with baking(kitchen) as made:
+        made.put("a", "b")
+        until(lambda: made.bakery.state().pages == 2)
+        assert "No space left" in made.bakery.state().error
+        assert made.bakery.state().refused == 0
+        assert list((kitchen / "pages").iterdir()) == []
+        assert made.error_against_ordinary() < 3e-3
+
+
+class Packaged(SimulatedRuntime):
+    """As Core ML: it loads files, and what it has made of them may be broken. damage: by the number of the load."""
+
+    needs_package = True
+
+    def __init__(self, build: str = "1", damage: dict[int, str] | None = None) -> None:
+        super().__init__()
+        self.build = build
+        self.damage = damage or {}
+        self.loads = 0
+
+    def load(self, manifest, image, folder):
+        assert (folder / "page.mlpackage").is_dir()
+        self.loads += 1
+        damage = self.damage.get(self.loads)
+        if damage == "load":
+            raise RuntimeError("it cannot be loaded")
+        predict = super().load(manifest, image, folder)
+        if damage == "answer":
+            return lambda inputs: {name: output * 2 for name, output in predict(inputs).items()}
+        return predict
+
+
+@pytest.mark.parametrize("damage", ["load", "answer"])
+def test_a_compiled_page_that_is_broken_is_baked_again(kitchen: Path, damage: str) -> None:
+    forget_pages(kitchen)
+    with baking(kitchen, runtime=Packaged()) as made:
+        made.put("a", "b")
+        made.until_baked(2)
+    with baking(
+        kitchen, runtime=Packaged(damage={2: damage})
+    ) as made:  # the first is the template's own test
+        made.put("a", "b")
+        made.until_baked(2)
+        assert (made.bakery.state().refused, made.bakery.state().reused) == (0, 1)
+        assert made.error_against_ordinary() < 3e-3
+    with baking(kitchen, runtime=Packaged()) as made:
+        made.put("a", "b")
+        made.until_baked(2)
+        assert made.bakery.state().reused == 2
+    with baking(kitchen, runtime=Packaged("2")) as made:
+        made.put("a", "b")
+        made.until_baked(2)
+        assert made.bakery.state().reused == 0, "another system compiles otherwise"
+
+
+def test_a_page_that_needs_its_files_is_baked_when_there_is_space(
+    kitchen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_pages(kitchen)
+    with monkeypatch.context() as patched:
+        patched.setattr("backburner.worker.bake_folder.UnprovenPage.keep", full_disk)
+        with baking(kitchen, runtime=Packaged()) as made:
+            made.put("a", "b")
+            until(lambda: "No space left" in made.bakery.state().error)
+            patched.undo()
+            until(lambda: made.bakery.state().pages == 2)
+            assert made.bakery.state().refused == 0
+
+
+def test_a_damaged_template_is_made_again_and_what_makers_left_is_swept(
+    kitchen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (template,) = (folder for folder in (kitchen / "templates").iterdir() if shape_of(folder) == "float16")
+    shutil.copytree(template, tmp_path / "templates" / template.name)
+    (tmp_path / "templates" / template.name / "manifest.json").write_text("")  # a power cut
+    left, young, other = (
+        tmp_path / "templates" / name
+        for name in (f".{template.name}-12ab", f".{template.name}-34cd", ".other-12ab")
+    )
+    for folder in (left, young, other):
+        folder.mkdir()
+    for folder in (left, other):
+        os.utime(folder, (0, 0))
+    made_by = []
+
+    def copy(shape, folder: Path) -> None:
+        made_by.append(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(template, folder)
+
+    monkeypatch.setattr("backburner.worker.bake_template._make", copy)
+    with baking(tmp_path) as made:
+        made.put("a", "b")
+        made.until_baked(2)
+    assert len(made_by) == 1
+    assert [folder.exists() for folder in (left, young, other)] == [False, True, True]
+
+
+def shape_of(template: Path) -> str:
+    return json.loads((template / "manifest.json").read_text())["shape"]["weights"]
+
+
+def test_what_hinders_a_template_may_pass(
+    kitchen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (template,) = (folder for folder in (kitchen / "templates").iterdir() if shape_of(folder) == "float16")
+    tries = []
+
+    def copy(shape, folder: Path) -> None:
+        tries.append(folder)
+        if len(tries) == 1:
+            full_disk()
+        shutil.copytree(template, folder)
+
+    monkeypatch.setattr("backburner.worker.bake_template._make", copy)
+    monkeypatch.setattr("backburner.worker.baker.PROGRAM_PAUSES", 1)
+    with baking(tmp_path) as made:
+        made.put("a", "b")
+        until(lambda: made.bakery.state().pages == 2)
+        assert made.bakery.state().refused == 0
+    assert len(tries) == 2
+
+
+def test_refusals_of_wanted_pages_are_never_forgotten(kitchen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be tried again at once, and refused, without end."""
+    forget_pages(kitchen)
+    monkeypatch.setattr("backburner.worker.baker.REFUSALS_MAX", 1)
+    with baking(kitchen, o_rel_max=1e-9) as made:
+        made.put("a", "b")
+        until(lambda: made.bakery.state().refused == 2)
+        made.store.release_all()
+        made.put("c", "d")
+        until(lambda: {name.keys for name in made.bakery._baker.refused} == {tuple(keys("c", "d"))})
+
+
+def test_a_worker_may_open_a_file_for_each_page() -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        allow_open_files()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert hard == before[1]
+    assert soft == (OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard))
 
 
 def test_a_host_whose_pages_make_no_run_is_served_by_the_ordinary_engine(kitchen: Path) -> None:

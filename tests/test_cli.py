@@ -81,7 +81,20 @@ BAD_FLAGS = [
     (["worker", "--memory", "-1GiB"], "is not an amount of memory"),
     (["worker", "--slowdown", "0.5"], "--slowdown 0.5 must be a number from 1 on"),
     (["worker", "--slowdown", "nan"], "--slowdown nan must be a number from 1 on"),
-    (["worker", "--engine", "steam"], "unknown attention engine"),
+    (["worker", "--engine", "bakedd"], "choose one of auto, native, numpy, mlx, baked, baked-sim"),
+    (["worker", "--engine", "baked", "--bake-dir", "none"], "give --bake-dir a folder"),
+    (
+        ["worker", "--listen", "127.0.0.1:0", "--engine", "baked-sim", "--bake-dir", "/proc/nope"],
+        "--bake-dir /proc/nope cannot hold baked pages",
+    ),
+    (["bench", "bake", "--attention", "24,0,256"], "'24,0,256' is not three numbers from 1 on"),
+    (["bench", "bake", "--attention", "²,1,64"], "is not three numbers from 1 on"),
+    (["bench", "bake", "--page-tokens", "0"], "--page-tokens from 1"),
+    (["bench", "bake", "--bake-tokens", "0"], "--bake-tokens 0 must be from 16"),
+    (
+        ["bench", "bake", "--engine", "baked-sim", "--bake-dir", "/proc/nope"],
+        "--bake-dir /proc/nope cannot be written",
+    ),
     (["worker", "--log-level", "loud"], "is not one of debug"),
 ]
 
@@ -91,7 +104,7 @@ def bad_flags() -> dict[str, "subprocess.CompletedProcess[str]"]:
     """All at once, because each takes a second of imports.."""
     with ThreadPoolExecutor(4) as pool:
         commands = [
-            command if "--port" in command or command[0] == "worker" else [*command, "--port", "0"]
+            command if "--port" in command or command[0] != "serve" else [*command, "--port", "0"]
             for command, _ in BAD_FLAGS
         ]
         done = list(pool.map(lambda command: run(*command), commands))

@@ -4,10 +4,13 @@ The interpreter rounds as the Neural Engine is reported to; nothing here ran on 
 """
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
 
+from backburner.attention.baked import BakedPage
+from backburner.attention.engine import Geometry
 from backburner.coreml.interpreter import Interpreter, Rounding
 from backburner.coreml.queries import Answer, pack, unpack
 from backburner.coreml.scenarios import make
@@ -138,6 +141,30 @@ def test_a_page_that_knows_no_estimate_is_asked_twice(name: str, page_tokens: in
     errors = compare(answer, one.truth)
     assert errors.o_rel <= o_rel
     assert errors.lse_abs <= lse_abs
+
+
+def test_tokens_whose_largest_scores_differ_are_asked_for_with_an_estimate_each() -> None:
+    """A draft of several tokens: one looks for a row, the next for nothing in particular."""
+    shape = shape_for(1024, estimate=True)
+    k, v, q = rows_for("extreme", shape, 4)
+    q *= np.array([1, 0.4, 0.1, 0.7], np.float32)[:, None]
+    one = bake(built(shape), k, v, q)
+    calls = []
+
+    def predict(inputs: dict[str, Any]) -> dict[str, Any]:
+        calls.append(inputs)
+        return Interpreter(one.template.spec, one.image).predict(inputs)
+
+    geometry = Geometry(shape.q_heads, shape.kv_heads, shape.head_dim, 1024, "float16", one.scale)
+    page = BakedPage(geometry, one.template.manifest, one.exponents, predict, one.image.nbytes)
+    for expected in (2, 2):  # without an estimate, and with one that only the first token is near
+        calls.clear()
+        partial = page.attend(one.q)
+        assert len(calls) == expected
+        require(compare(Answer(partial.o, partial.lse, partial.lse), one.truth))
+    calls.clear()
+    partial = page.attend(one.q[:, :1])
+    assert len(calls) == 1, "the step before was near"
 
 
 @pytest.mark.parametrize("variant", ["softmax", "matmul"])

@@ -28,7 +28,7 @@ def run(*arguments: object) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A template of the embedded model."""
     folder = tmp_path_factory.mktemp("bake") / "template"
-    run("bake", "template", "-o", folder, "--page-tokens", 256, "--block-tokens", 128, "--columns", 32)
+    run("bake", "template", "-o", folder, "--bake-tokens", 256, "--block-tokens", 128, "--columns", 32)
     return folder
 
 
@@ -105,6 +105,34 @@ def test_a_page_is_never_written_over(tmp_path: Path) -> None:
     bake_page(template, *small_rows(64), tmp_path / "page", check=False)
     with pytest.raises(ConfigError, match="exists already"):
         bake_page(template, *small_rows(64), tmp_path / "page", check=False)
+
+
+def test_what_lies_beside_a_page_is_kept(tmp_path: Path) -> None:
+    write_template(tmp_path / "template", SMALL, 0.25)
+    (tmp_path / "page.part").mkdir()
+    (tmp_path / "page.part" / "notes").write_text("mine")
+    bake_page(read_template(tmp_path / "template"), *small_rows(64), tmp_path / "page", check=False)
+    assert (tmp_path / "page.part" / "notes").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"template", "page", "page.part"}
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.mlmodel"])
+def test_another_ones_files_are_not_written_over(tmp_path: Path, name: str) -> None:
+    """A web page's manifest.json, somebody's model."""
+    (tmp_path / name).write_text('{"short_name": "mine"}')
+    with pytest.raises(ConfigError, match=f"has a {name}, but is no page template"):
+        write_template(tmp_path, SMALL, 0.25)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        (name, '{"short_name": "mine"}')
+    ]
+
+
+def test_a_template_is_written_over_by_a_new_one(tmp_path: Path) -> None:
+    write_template(tmp_path, SMALL, 0.25)
+    write_template(tmp_path, SMALL, 0.5)
+    test = read_template(tmp_path).manifest.self_test
+    assert test is not None
+    assert test.scale == 0.5
 
 
 def test_what_is_no_template_and_no_page_is_said(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ def make_engine(name: str) -> AttentionEngine:
         from backburner.attention.baked import BakedEngine
 
         return BakedEngine(make_engine("auto"), name)
-    raise ConfigError(f"unknown attention engine {name!r}; choose one of {', '.join(ENGINE_NAMES)}")
+    known = ", ".join(ENGINE_NAMES + BAKED_NAMES)
+    raise ConfigError(f"unknown attention engine {name!r}; choose one of {known}")
 
 
 def _best() -> str:

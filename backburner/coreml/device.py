@@ -1,5 +1,7 @@
 """Runs baked pages with Core ML on a Mac, on its CPU and Neural Engine. Not yet run on a device."""
 
+import platform
+import plistlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from backburner.errors import BakeRefused, ConfigError
 # its own beside the package, and keeps it.
 COMPILED = "page.mlmodelc"
 
+SYSTEM_VERSION = Path("/System/Library/CoreServices/SystemVersion.plist")
+
 
 class DeviceRuntime:
     """`--engine baked`. Prediction through coremltools; the GPU is left to the ordinary engine."""
@@ -27,6 +31,7 @@ class DeviceRuntime:
         if sys.platform != "darwin":
             raise ConfigError("--engine baked needs macOS; --engine baked-sim runs everywhere.")
         self._coremltools: Any = coremltools()
+        self.build = _system_build()
 
     def load(self, manifest: Manifest, image: Image, folder: Path | None) -> Predict:
         if folder is None:
@@ -42,3 +47,11 @@ class DeviceRuntime:
             return outputs
 
         return predict
+
+
+def _system_build() -> str:
+    """Such as 24A335: Core ML and the Neural Engine's compiler are parts of the system."""
+    try:
+        return str(plistlib.loads(SYSTEM_VERSION.read_bytes())["ProductBuildVersion"])
+    except (OSError, KeyError, ValueError):
+        return platform.mac_ver()[0]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import secrets
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -45,7 +46,7 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class BakedPage:
+class PageRecord:
     """page.json: what is needed besides the model to ask it, and to know it again."""
 
     spec_sha256: str
@@ -60,9 +61,9 @@ def write_template(folder: Path, shape: PageShape, scale: float) -> Manifest:
     from backburner.coreml.page_program import build
 
     try:
-        folder.mkdir(
-            parents=True, exist_ok=True
-        )  # first: whether it can be written is known before the long part
+        # First: whether it can be written is known before the long part.
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_replaceable(folder)
     except OSError as e:
         raise ConfigError(f"The template cannot be written to {folder}: {e}") from None
     built = build(shape)
@@ -90,6 +91,22 @@ def write_template(folder: Path, shape: PageShape, scale: float) -> Manifest:
     except OSError as e:
         raise ConfigError(f"The template cannot be written to {folder}: {e}") from None
     return manifest
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raises ConfigError for a folder with files of our names that are no template's, such as a web page's manifest."""
+    taken = [name for name in (MANIFEST_FILE, SPEC_FILE, SELF_TEST_FILE) if (folder / name).exists()]
+    if not taken:
+        return
+    try:
+        fields = json.loads((folder / MANIFEST_FILE).read_bytes())
+        ours = {"template_version", "spec_sha256"} <= fields.keys()
+    except (OSError, ValueError, AttributeError, RecursionError):
+        ours = False
+    if not ours:
+        raise ConfigError(
+            f"{folder} has a {taken[0]}, but is no page template: name another folder, or remove the file."
+        )
 
 
 def read_template(folder: Path) -> Template:
@@ -167,7 +184,7 @@ def bake_page(
     folder: Path,
     o_rel_max: float = O_REL_MAX,
     check: bool = True,
-) -> BakedPage:
+) -> PageRecord:
     """Writes `folder`/page.mlpackage and page.json of rows k, v: [kv_heads, filled, head_dim].
 
     Raises BakeRefused, and leaves nothing, if the page's self-test in the interpreter exceeds its tolerance.
@@ -182,7 +199,7 @@ def bake_page(
         scale = manifest.self_test.scale if manifest.self_test else manifest.shape.head_dim**-0.5
         errors = page_errors(template, image, k, v, exponents, scale)
         require(errors, o_rel_max)
-    page = BakedPage(
+    page = PageRecord(
         spec_sha256=manifest.spec_sha256,
         weights_sha256=hashlib.sha256(image.data).hexdigest(),
         filled=k.shape[1],
@@ -190,8 +207,7 @@ def bake_page(
         errors=errors,
     )
     # Whole or not at all: a folder of this name is a page that can be loaded.
-    partial = folder.with_name(folder.name + ".part")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = folder.with_name(f"{folder.name}.part-{secrets.token_hex(4)}")
     try:
         write_package(partial / PACKAGE, template.spec, image)
         (partial / PAGE_FILE).write_text(json.dumps(asdict(page)) + "\n")

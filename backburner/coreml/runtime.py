@@ -19,6 +19,11 @@ class PageRuntime(Protocol):
         ...
 
     @property
+    def build(self) -> str:
+        """Part of it, too: of the system, where a page is compiled by it. An update may compile it otherwise."""
+        ...
+
+    @property
     def needs_package(self) -> bool:
         """Whether `load` wants a folder with page.mlpackage, rather than the bytes of weight.bin."""
         ...
@@ -32,6 +37,7 @@ class SimulatedRuntime:
     """`--engine baked-sim`: the same arithmetic in numpy. It shows that all of baking works, and gains nothing."""
 
     name = "baked-sim"
+    build = ""
     needs_package = False
 
     def __init__(self, rounding: Rounding | None = None) -> None:

@@ -1,10 +1,13 @@
 """Baked pages on disk, by content: found again after a restart, checked before use, the least recently used removed."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
 import os
+import re
+import secrets
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,16 +15,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from backburner.coreml.blob import Image
-from backburner.coreml.package import PACKAGE, PAGE_FILE, BakedPage, Template, write_package
+from backburner.coreml.package import PACKAGE, PAGE_FILE, PageRecord, Template, write_package
 from backburner.coreml.selftest import Errors
+from backburner.errors import ConfigError
 
 log = logging.getLogger("backburner.worker")
 
-# Holds the pid of the worker that bakes the page.
+# Locked by the worker that bakes the page. The lock is flock's: it ends with its process however that ends, and means
+# the same in every container that shares the folder.
 OWNER_FILE = "owner"
+# Only what has such a name is ours: --bake-dir may be a folder of other things that has a pages/.
+PAGE_NAME = re.compile("[0-9a-f]{64}")
+NEW_NAME = re.compile("new-[0-9a-f]{16}")
 WEIGHTS = Path(PACKAGE) / "Data" / "com.apple.CoreML" / "weights" / "weight.bin"
 
 
@@ -41,12 +48,15 @@ class BakeFolder:
     """
 
     def __init__(self, path: Path, bytes_max: int) -> None:
-        """Raises OSError."""
+        """Raises ConfigError."""
         self.path = path
         self._pages = path / "pages"
         self._bytes_max = bytes_max
-        self._pages.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._sweep()
+        try:
+            self._pages.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._sweep()
+        except OSError as e:
+            raise ConfigError(f"--bake-dir {path} cannot hold baked pages: {e}") from None
 
     def template(self, name: str) -> Path:
         """Where the template of that name is, or is to be."""
@@ -73,25 +83,23 @@ class BakeFolder:
         self, name: str, template: Template, image: Image, exponents: npt.NDArray[np.int16]
     ) -> "UnprovenPage":
         """The page's files, without page.json. Raises OSError, and leaves nothing, when they cannot be written."""
-        folder = self._pages / name
-        if _abandoned(folder):
-            shutil.rmtree(folder)
-        folder.mkdir(mode=0o700)  # FileExistsError: another worker is baking it
-        try:
-            (folder / OWNER_FILE).write_text(str(os.getpid()))
-            write_package(folder / PACKAGE, template.spec, image)
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
         digest = hashlib.sha256(image.data).hexdigest()
-        page = BakedPage(
+        page = PageRecord(
             template.manifest.spec_sha256,
             digest,
             template.manifest.shape.page_tokens,
             exponents.tolist(),
             None,
         )
-        return UnprovenPage(self, folder, page)
+        folder = self._pages / name
+        _remove_abandoned(folder)
+        unproven = UnprovenPage(self, folder, page, self._claim(folder))
+        try:
+            write_package(folder / PACKAGE, template.spec, image)
+        except BaseException:
+            unproven.discard()
+            raise
+        return unproven
 
     def used_bytes(self) -> int:
         return sum(size for _, _, size in self._entries())
@@ -113,10 +121,28 @@ class BakeFolder:
         """Whether one page of so many bytes can ever be kept."""
         return needed <= self._bytes_max
 
+    def _claim(self, folder: Path) -> int:
+        """Makes `folder`; returns its lock. Raises OSError if it is there: another worker is baking the page."""
+        # Under its final name only once it is locked, or another worker would sweep it in between.
+        unlocked = self._pages / f"new-{secrets.token_hex(8)}"
+        unlocked.mkdir(mode=0o700)
+        lock = None
+        try:
+            lock = _lock(unlocked, os.O_CREAT | os.O_EXCL)
+            unlocked.rename(folder)
+        except OSError:
+            shutil.rmtree(unlocked, ignore_errors=True)
+            if lock is not None:
+                os.close(lock)
+            raise
+        return lock
+
     def _entries(self) -> list[tuple[float, Path, int]]:
         """Last use, folder and size of every page; what vanishes meanwhile was removed by another worker."""
         found = []
         for folder in self._pages.iterdir():
+            if not PAGE_NAME.fullmatch(folder.name):
+                continue
             with contextlib.suppress(OSError):
                 if (folder / PAGE_FILE).exists():
                     found.append((folder.stat().st_mtime, folder, _size(folder)))
@@ -125,44 +151,68 @@ class BakeFolder:
     def _sweep(self) -> None:
         """Removes what bakes that were killed have left."""
         for folder in self._pages.iterdir():
-            if _abandoned(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+            if PAGE_NAME.fullmatch(folder.name) or NEW_NAME.fullmatch(folder.name):
+                _remove_abandoned(folder)
 
 
 class UnprovenPage:
     """A page's files while its self-test runs. They have their final place, since a device caches by path; what makes
     them a page is page.json, written when the self-test has passed."""
 
-    def __init__(self, parent: BakeFolder, folder: Path, page: BakedPage) -> None:
+    def __init__(self, parent: BakeFolder, folder: Path, page: PageRecord, lock: int) -> None:
         self._parent = parent
         self.folder = folder
         self._page = page
+        self._lock: int | None = lock
 
     @property
     def weights(self) -> Path:
         return self.folder / WEIGHTS
 
     def keep(self, errors: Errors) -> None:
-        """Raises OSError."""
+        """Raises OSError; then it is to be discarded."""
         fields = asdict(self._page) | {"errors": asdict(errors)}
         self._parent.make_room(_size(self.folder))
         unnamed = self.folder / (PAGE_FILE + ".part")
         unnamed.write_text(json.dumps(fields | {"sha256": _digest(fields)}) + "\n")
         unnamed.rename(self.folder / PAGE_FILE)
+        self._unlock()
 
     def discard(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Removes the files, unless that was done. Who has mapped them may go on."""
+        if self._lock is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
-def _abandoned(folder: Path) -> bool:
-    """Whether a folder is a page that nobody is going to finish."""
-    if not folder.is_dir() or (folder / PAGE_FILE).exists():
-        return False
+def _lock(folder: Path, flags: int = 0) -> int:
+    """Raises OSError: BlockingIOError if a worker has it."""
+    lock = os.open(folder / OWNER_FILE, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
     try:
-        pid = int((folder / OWNER_FILE).read_text())
-    except (OSError, ValueError):
-        return True
-    return pid == os.getpid() or not psutil.pid_exists(pid)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes a page that nobody is going to finish; leaves everything else."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    lock = None
+    with contextlib.suppress(OSError):  # a living worker has it, or it was removed this moment
+        with contextlib.suppress(FileNotFoundError):  # a removal was cut short: nobody bakes without a lock
+            lock = _lock(folder)
+        if not (folder / PAGE_FILE).exists():  # it is written under the lock
+            shutil.rmtree(folder, ignore_errors=True)
+    if lock is not None:
+        os.close(lock)
 
 
 def _size(folder: Path) -> int:

@@ -1,12 +1,16 @@
 """Page programs for the geometries of hosts: made once, by another process, and tried on this machine's runtime."""
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import re
+import secrets
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,6 +34,10 @@ BLOCK_TOKENS = 4_096
 
 # 7 s of one core with coremltools, for 16,384 rows; a busy machine may need many times that.
 MAKE_DEADLINE_S = 900.0
+
+# What is being made. Nobody still does after twice the deadline, in whatever container.
+UNFINISHED = re.compile(r"\.[0-9a-f]{32}-[0-9a-f]+")
+ABANDONED_S = 2 * MAKE_DEADLINE_S
 
 
 def shape_for(geometry: Geometry, baked_tokens: int, weights: str) -> PageShape:
@@ -58,24 +66,44 @@ def ready_template(shape: PageShape, folder: Path, runtime: PageRuntime) -> Temp
 
     Raises BakeRefused if it does not pass, ConfigError if it cannot be made, OSError.
     """
-    if not (folder / MANIFEST_FILE).exists():
+    _sweep(folder.parent)
+    template = None
+    if (folder / MANIFEST_FILE).exists():
+        try:
+            template = _read(shape, folder)
+        except ConfigError as e:
+            log.warning("a page program on disk is damaged and will be made again: %s", e)
+    if template is None:
         _make(shape, folder)
-    template = read_template(folder)
-    if template.manifest.shape != shape:
-        raise ConfigError(f"{folder} has a template of another shape: remove it.")
+        template = _read(shape, folder)
     _prove(template, folder, runtime)
     return template
+
+
+def _read(shape: PageShape, folder: Path) -> Template:
+    """Raises ConfigError."""
+    template = read_template(folder)
+    if template.manifest.shape != shape or template.manifest.self_test is None:
+        raise ConfigError(f"{folder} has a template of another shape, or no self-test.")
+    return template
+
+
+def _sweep(templates: Path) -> None:
+    """Removes what makers that were killed have left."""
+    for folder in templates.glob(".*"):
+        with contextlib.suppress(OSError):
+            if UNFINISHED.fullmatch(folder.name) and time.time() - folder.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make(shape: PageShape, folder: Path) -> None:
     """In another process: it is all Python, and would keep this one's other threads from running."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = folder.with_name(f".{folder.name}-{secrets.token_hex(8)}")
     command = [
         *(sys.executable, "-P", "-m", "backburner", "bake", "template", "--output", str(partial)),
         *("--attention", f"{shape.q_heads},{shape.kv_heads},{shape.head_dim}"),
-        *("--page-tokens", str(shape.page_tokens), "--block-tokens", str(shape.block_tokens)),
+        *("--bake-tokens", str(shape.page_tokens), "--block-tokens", str(shape.block_tokens)),
         *("--columns", str(shape.columns), "--weights", shape.weights),
     ]
     try:
@@ -90,8 +118,12 @@ def _make(shape: PageShape, folder: Path) -> None:
         if done.returncode != 0:
             lines = done.stderr.strip().splitlines() or ["nothing was said"]
             raise ConfigError(f"the page program was not made: {lines[-1].removeprefix('backburner: ')}")
+        # A power cut must not leave a template whose name is on the disk and whose bytes are not.
+        for path in (*partial.iterdir(), partial):
+            _to_disk(path)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
+        _to_disk(folder.parent)
     except subprocess.TimeoutExpired:
         raise ConfigError(f"the page program was not made within {MAKE_DEADLINE_S:g} s.") from None
     finally:
@@ -99,10 +131,18 @@ def _make(shape: PageShape, folder: Path) -> None:
     log.info("made the page program of %d positions", shape.page_tokens)
 
 
+def _to_disk(path: Path) -> None:
+    """Of a folder: its list of names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _prove(template: Template, folder: Path, runtime: PageRuntime) -> None:
     manifest, test = template.manifest, template.manifest.self_test
-    if test is None:
-        raise ConfigError(f"{folder} has no self-test: make it with `backburner bake template`.")
+    assert test is not None, "_read refuses a template without one"
     k, v, q = made_up(manifest.shape, test.seed, test.filled, test.tokens)
     image = new_image(manifest)
     exponents = patch(manifest, image, k, v)

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import shutil
 import tempfile
 import threading
 import time
@@ -18,10 +19,10 @@ from backburner.attention.engine import AttentionEngine, Geometry
 from backburner.coreml.blob import Image, new_image, patch
 from backburner.coreml.package import Template, page_errors
 from backburner.coreml.runtime import PageRuntime
-from backburner.coreml.selftest import O_REL_MAX, require
-from backburner.errors import BackburnerError, BakeRefused, ConfigError, UnknownPage
+from backburner.coreml.selftest import O_REL_MAX, Errors, Predict, require
+from backburner.errors import BakeRefused, ConfigError, UnknownPage
 from backburner.worker.background import lower_priority
-from backburner.worker.bake_folder import BakeFolder, UnprovenPage
+from backburner.worker.bake_folder import BakeFolder, StoredPage, UnprovenPage
 from backburner.worker.bake_share import Share
 from backburner.worker.bake_template import ready_template, shape_for, shape_name
 from backburner.worker.shelf import Reservation, RunName, Shelf
@@ -33,7 +34,12 @@ log = logging.getLogger("backburner.worker")
 # use it, and 15 s between two is what others found to keep it alive.
 PAUSE_S = 15.0
 
-# Refusals that are remembered: each is a page that is not tried again. 128 are a context of 128k at 16 layers.
+# After a program could not be made: ten minutes. Making it keeps a core busy for seconds, and what was missing (disk
+# space, memory, coremltools) seldom comes sooner.
+PROGRAM_PAUSES = 40
+
+# Refusals that are remembered of pages that nobody wants now: each is a page that is not tried again. 128 are a context
+# of 128k at 16 layers.
 REFUSALS_MAX = 4_096
 
 
@@ -69,7 +75,7 @@ class Baker:
     def __init__(
         self, store: PageStore, engine: AttentionEngine, shelf: Shelf, settings: BakeSettings
     ) -> None:
-        """engine: the ordinary one, which has laid out the store's pages. Raises OSError for the folder."""
+        """engine: the ordinary one, which has laid out the store's pages. Raises ConfigError for the folder."""
         self._store = store
         self._engine = engine
         self._shelf = shelf
@@ -77,7 +83,7 @@ class Baker:
         self._folder = (
             BakeFolder(settings.folder, settings.folder_bytes) if settings.folder is not None else None
         )
-        self._templates: dict[Geometry, Template | None] = {}  # None: there is none, see `error`
+        self._templates: dict[Geometry, Template | str] = {}  # str: why there can be none
         self._host: _Host | None = None
         self._changed = threading.Condition()
         self._work = False  # something may have to be baked
@@ -140,7 +146,9 @@ class Baker:
                 self._work = False
                 host = self._host
             self._collect_failed()
-            for name in self._wanted(host):
+            wanted = self._wanted(host)
+            self._forget_refusals(wanted)
+            for name in wanted:
                 if name not in self._shelf and name not in self.refused:
                     with self._changed:
                         self._work = True  # look again after this one
@@ -151,6 +159,12 @@ class Baker:
         self._store.return_spare(count)
         for name, why in failed:
             self._refuse(name, why)
+
+    def _forget_refusals(self, wanted: list[RunName]) -> None:
+        """Only of pages that are not wanted: the others would be tried again at once, and refused, and so on."""
+        if len(self.refused) > REFUSALS_MAX:
+            kept = set(wanted)
+            self.refused = {name: why for name, why in self.refused.items() if name in kept}
 
     def _wanted(self, host: _Host | None) -> list[RunName]:
         """What serving would use, in the order in which to bake it: whole runs of pages, all layers of each."""
@@ -166,9 +180,14 @@ class Baker:
 
     def _bake(self, name: RunName) -> None:
         """Bakes one page, or remembers why not. Never raises for what a page, a disk or a device may do."""
-        template = self._template(name.geometry)
-        if template is None:
-            self._refuse(name, self.error)
+        try:
+            template = self._template(name.geometry)
+        except BakeRefused as e:
+            self._refuse(name, str(e))
+            return
+        except Exception as e:  # no space, no memory, no coremltools; Core ML's own
+            self._hindered("pages of this host are not baked", e)
+            self._pause(PROGRAM_PAUSES)
             return
         count = template.manifest.file_bytes
         if not self._store.take_spare(count):
@@ -190,9 +209,8 @@ class Baker:
             self._pause()
         except BakeRefused as e:
             self._refuse(name, str(e))
-        except MemoryError:
-            self.error = "there was too little memory to bake a page"
-            log.warning("%s; trying again later", self.error)
+        except (MemoryError, OSError) as e:  # no space, or somebody cleans up in the folder
+            self._hindered("a page was not baked", e)
             self._pause()
         except Exception as e:  # whatever a device may raise: this page stays with the ordinary engine
             self._refuse(name, f"{type(e).__name__}: {e}")
@@ -206,8 +224,8 @@ class Baker:
         """The page from disk, or baked and proven."""
         settings, manifest = self._settings, template.manifest
         stored = self._folder.find(self._file_name(name, template), template) if self._folder else None
-        if stored is not None:
-            predict = settings.runtime.load(manifest, stored.image, stored.folder)
+        predict = None if stored is None else self._reuse(name, template, stored)
+        if stored is not None and predict is not None:
             self.reused += 1
             return BakedPage(name.geometry, manifest, stored.exponents, predict, reservation.bytes)
         k, v = self._rows(name)
@@ -227,13 +245,34 @@ class Baker:
             errors = page_errors(template, image, k, v, exponents, scale, predict)
             require(errors, settings.o_rel_max)
             if unproven is not None:
-                unproven.keep(errors)
+                self._keep(unproven, errors)
         except BaseException:
             if unproven is not None:
                 unproven.discard()
             raise
         log.debug("baked layer %d: o %.1e, lse %.1e", name.layer, errors.o_rel, errors.lse_abs)
         return BakedPage(name.geometry, manifest, exponents, predict, reservation.bytes)
+
+    def _reuse(self, name: RunName, template: Template, stored: StoredPage) -> Predict | None:
+        """A page from disk, loaded. None if it is of no use: then it is removed, and baked anew.
+
+        What a runtime has compiled is not among the bytes whose checksums were found right, so it is proven again.
+        """
+        runtime = self._settings.runtime
+        try:
+            predict = runtime.load(template.manifest, stored.image, stored.folder)
+            if runtime.needs_package:
+                k, v = self._rows(name)
+                scale = name.geometry.scale
+                errors = page_errors(template, stored.image, k, v, stored.exponents, scale, predict)
+                require(errors, self._settings.o_rel_max)
+        except (MemoryError, UnknownPage):
+            raise
+        except Exception as e:  # Core ML's own, too
+            log.warning("a baked page on disk cannot be used and will be baked again: %s", e)
+            shutil.rmtree(stored.folder, ignore_errors=True)
+            return None
+        return predict
 
     def _rows(self, name: RunName) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """K and V of the run, [kv_heads, baked_tokens, head_dim] each. Complete pages never change: no lock is held."""
@@ -252,38 +291,50 @@ class Baker:
             self._folder.make_room(image.nbytes)
             return self._folder.write(self._file_name(name, template), template, image, exponents)
         except OSError as e:
-            self.error = f"a baked page was not kept on disk: {e}"
-            log.warning("%s", self.error)
+            self._hindered("a baked page was not kept on disk", e)
             if self._settings.runtime.needs_package:
                 raise
             return None
 
+    def _keep(self, unproven: UnprovenPage, errors: Errors) -> None:
+        """Makes a page of the files. Without them a proven page is as good, if its runtime does not need them."""
+        try:
+            unproven.keep(errors)
+        except OSError as e:
+            unproven.discard()
+            self._hindered("a baked page was not kept on disk", e)
+            if self._settings.runtime.needs_package:
+                raise
+
     def _file_name(self, name: RunName, template: Template) -> str:
         """Of the content: template, runtime, and all that the rows follow from."""
-        g = name.geometry
-        text = f"{template.manifest.spec_sha256} {self._settings.runtime.name} {name.layer} {g.dtype} {g.scale!r} "
+        g, runtime = name.geometry, self._settings.runtime
+        text = f"{template.manifest.spec_sha256} {runtime.name}{runtime.build} {name.layer} {g.dtype} {g.scale!r} "
         return hashlib.sha256(text.encode() + b"".join(name.keys)).hexdigest()
 
-    def _template(self, geometry: Geometry) -> Template | None:
+    def _template(self, geometry: Geometry) -> Template:
+        """Raises BakeRefused if pages of this geometry are not baked here, and whatever hindered making a program."""
         if geometry not in self._templates:
-            self._templates[geometry] = self._new_template(geometry)
-        return self._templates[geometry]
+            try:
+                self._templates[geometry] = self._new_template(geometry)
+            except BakeRefused as e:
+                self._templates[geometry] = str(e)
+        template = self._templates[geometry]
+        if isinstance(template, str):
+            raise BakeRefused(template)
+        return template
 
-    def _new_template(self, geometry: Geometry) -> Template | None:
+    def _new_template(self, geometry: Geometry) -> Template:
         settings = self._settings
         try:
             shape = shape_for(geometry, settings.baked_tokens, settings.weights)
-            name = shape_name(shape)
-            if self._folder is not None:
-                return ready_template(shape, self._folder.template(name), settings.runtime)
-            with tempfile.TemporaryDirectory() as folder:
-                return ready_template(shape, Path(folder) / name, settings.runtime)
-        except (BackburnerError, OSError, MemoryError) as e:
-            self.error = str(e) or type(e).__name__
-        except Exception as e:  # Core ML's own
-            self.error = f"{type(e).__name__}: {e}"
-        log.warning("pages of this host are not baked: %s", self.error)
-        return None
+        except ConfigError as e:  # no program can be built for it
+            raise BakeRefused(str(e)) from None
+        name = shape_name(shape)
+        if self._folder is not None:
+            return ready_template(shape, self._folder.template(name), settings.runtime)
+        with tempfile.TemporaryDirectory() as folder:
+            return ready_template(shape, Path(folder) / name, settings.runtime)
 
     def _refuse(self, name: RunName, why: str) -> None:
         if len(self.refused) >= REFUSALS_MAX:
@@ -291,8 +342,14 @@ class Baker:
         self.refused[name] = self.error = why
         log.warning("layer %d of a page stays with the ordinary engine: %s", name.layer, why)
 
-    def _pause(self) -> None:
-        self._pause_until = time.monotonic() + self._settings.pause_s
+    def _hindered(self, what: str, why: Exception) -> None:
+        """Something that may go another time."""
+        reason = "too little memory" if isinstance(why, MemoryError) else str(why) or type(why).__name__
+        self.error = f"{what}: {reason}"
+        log.warning("%s", self.error)
+
+    def _pause(self, times: int = 1) -> None:
+        self._pause_until = time.monotonic() + times * self._settings.pause_s
 
 
 def runs_of(

@@ -19,7 +19,7 @@ class Bakery:
     """A shelf of baked pages, the baker that fills it, and the choice of which pages answer. One host at a time."""
 
     def __init__(self, store: PageStore, engine: BakedEngine, settings: BakeSettings) -> None:
-        """Raises OSError when the folder for baked pages cannot be made."""
+        """Raises ConfigError when the folder for baked pages cannot be made."""
         self._settings = settings
         self._shelf = Shelf()
         self._baker = Baker(store, engine.ordinary, self._shelf, settings)
