@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("coremltools", reason="page programs are built with coremltools")
-
 from backburner.attention.baked import BakedEngine, BakedRun
 from backburner.attention.engine import Geometry
 from backburner.attention.numpy_engine import NumpyEngine
@@ -22,6 +20,9 @@ from backburner.worker.bake_share import SHARES, Share, read_share, write_share
 from backburner.worker.baker import BakeSettings
 from backburner.worker.bakery import Bakery
 from backburner.worker.store import PageStore
+from tests.coreml_support import needs_coremltools
+
+pytestmark = needs_coremltools
 
 GEOMETRY = Geometry(q_heads=4, kv_heads=2, head_dim=64, page_tokens=64, dtype="float32", scale=0.125)
 BAKED_TOKENS = 128
