@@ -5,6 +5,10 @@ BIN := $(VENV)/bin
 # One BLAS thread: several of them and MLX's own fight for the cores.
 export OPENBLAS_NUM_THREADS := 1
 
+# $(call venv,FOLDER): a virtual environment with pip. One without is half made (Ctrl-C, Debian without python3-venv) or uv's:
+# pip is put into it, and only where that fails it is made anew.
+venv = $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(1)/bin/python -m ensurepip >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(1)
+
 .PHONY: setup serve test test-clients test-deep test-usb-vm check format bench tiny vectors clean
 .DEFAULT_GOAL := check
 
@@ -13,7 +17,7 @@ setup: $(VENV)/.installed
 # Editable, so that a changed Python file needs no reinstall; changed C or metadata does.
 $(VENV)/.installed: pyproject.toml setup.py $(wildcard backburner/native/*.c backburner/native/*.h)
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Backburner needs Python 3.11 or newer: make PYTHON=python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(call venv,$(VENV))
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
@@ -30,7 +34,7 @@ test-clients: $(CLIENTS)/.installed
 	MLX_DISABLE_COMPILE=1 HF_HUB_OFFLINE=1 $(CLIENTS)/bin/python -m pytest -m clients tests/clients $(ARGS)
 
 $(CLIENTS)/.installed: pyproject.toml
-	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(call venv,$(CLIENTS))
 	$(CLIENTS)/bin/python -m pip install --quiet --upgrade pip
 	$(CLIENTS)/bin/python -m pip install --quiet --editable '.[clients]'
 	touch $@

@@ -25,7 +25,7 @@ class Worker:
 
 
 def workers_for(
-    devices: Sequence[c.Device], memory: str, log_level: str, model: str | None, wait_s: float
+    devices: Sequence[c.Device], memory_bytes: int, log_level: str, model: str | None, wait_s: float
 ) -> list[Worker]:
     """One for each --device, in their order; none for `none`. model: for those on this machine to run layers of."""
     if any(device.kind == "none" for device in devices):
@@ -36,7 +36,7 @@ def workers_for(
     addresses = set()
     for device in devices:
         if device.kind == "loopback":
-            workers.append(_loopback_worker(device, memory, log_level, model))
+            workers.append(_loopback_worker(device, memory_bytes, log_level, model))
             continue
         if device.kind == "usb":
             same = ("", device.serial.replace("-", "").upper())
@@ -69,7 +69,7 @@ def reach(device: c.Device) -> "Iterator[Callable[[], Link]]":
     """How to connect to one worker, for the commands that look at it; one of our own ends with the look."""
     from backburner.attention.select import make_engine
 
-    (one,) = workers_for([device], "256MiB", "warning", None, 0.0)
+    (one,) = workers_for([device], 2**28, "warning", None, 0.0)
     try:
         yield one.connect(make_engine("numpy")).connect
     finally:
@@ -77,10 +77,10 @@ def reach(device: c.Device) -> "Iterator[Callable[[], Link]]":
             one.loopback.close()
 
 
-def _loopback_worker(device: c.Device, memory: str, log_level: str, model: str | None) -> Worker:
+def _loopback_worker(device: c.Device, memory_bytes: int, log_level: str, model: str | None) -> Worker:
     from backburner.worker.loopback import LoopbackWorker
 
-    loopback = LoopbackWorker(c.parse_bytes(memory), log_level, wrap=_shaper(device.shape), model=model)
+    loopback = LoopbackWorker(memory_bytes, log_level, wrap=_shaper(device.shape), model=model)
     from backburner.engine.worker_link import Route
 
     return Worker(device, lambda engine: Route(loopback.connector(engine.name), str(device)), loopback)

@@ -170,6 +170,8 @@ def serve(
         raise ConfigError(f"--max-body {max_body} admits no request; give for example {c.MAX_BODY}.")
     names = [name.strip() for name in (served_model_name or "").split(",") if name.strip()]
     seam = c.parse_split_layer(split_layer)
+    if split_min_tokens < 0:
+        raise ConfigError(f"--split-min-tokens {split_min_tokens} must be 0 or more.")
     if split_decode < 0:
         raise ConfigError(f"--split-decode {split_decode} must be 0 (off) or a number of layers.")
     # Zero is a mistake to be told about, not a wish for the default.
@@ -181,16 +183,25 @@ def serve(
     c.check_pages(window_tokens, page_tokens)
     # All that can be wrong with the flags is found before a model is looked for, which may mean a long download.
     _check_engine(engine)
+    spill, spill_bytes = c.spill_folder(spill_dir), c.parse_bytes(spill_size)
+    worker_bytes = c.parse_bytes(worker_memory)
     # A loopback worker runs layers, too, where that costs little or was asked for: it has the weights a second time.
     worker_model = (model or "tiny") if model is None or seam or split_decode else None
     if not 0 <= device_wait <= 86_400:
         raise ConfigError(f"--device-wait {device_wait:g} must be from 0 to 86,400 seconds.")
-    workers = workers_for(devices, worker_memory, log_level, worker_model, device_wait)
+    workers = workers_for(devices, worker_bytes, log_level, worker_model, device_wait)
+    if split_decode and len(workers) != 1:
+        raise ConfigError("--split-decode needs exactly one --device, whose worker runs the other layers.")
     loopbacks = [one.loopback for one in workers if one.loopback is not None]
-    from backburner.api.server import bind, require_keys_beyond_loopback, url_of
+    from backburner.api.server import bind, local_url_of, require_keys_beyond_loopback, url_of
 
     sock = bind(host, port)
     require_keys_beyond_loopback(sock, bool(access.keys))
+    # A host that decodes with a worker keeps no copies.
+    if workers and not split_decode and spill is not None:
+        from backburner.kv.spill import check_folder
+
+        check_folder(spill)
     from backburner.api.app import create_app
     from backburner.api.server import serve as run_server
     from backburner.api.settings import ApiSettings
@@ -215,15 +226,15 @@ def serve(
         tokenizer=tokenizer,
         window_tokens=window_tokens,
         page_tokens=page_tokens,
-        shared_bytes=c.parse_bytes(worker_memory) * len(loopbacks),
+        shared_bytes=worker_bytes * len(loopbacks),
         ctx_size=ctx_size,
         engine=engine,
         connect=tuple(one.connect for one in workers),
         split_layer=seam,
         split_tokens_min=split_min_tokens,
         split_decode=split_decode,
-        spill_folder=c.spill_folder(spill_dir),
-        spill_bytes=c.parse_bytes(spill_size),
+        spill_folder=spill,
+        spill_bytes=spill_bytes,
     )
     engine_thread = Engine(lambda: start_runner(parts, report), name, max_queue)
     with contextlib.ExitStack() as cleanup:
@@ -258,7 +269,12 @@ def serve(
         )
         api = create_app(engine_thread, tokenizer, settings)
         run_server(
-            api, sock, on_ready=lambda: report.ready(url_of(sock), served, embedded), log_level=log_level
+            api,
+            sock,
+            on_ready=lambda: report.ready(
+                url_of(sock), local_url_of(sock), served, bool(access.keys), embedded
+            ),
+            log_level=log_level,
         )
         report.note("stopped")
 
@@ -280,14 +296,12 @@ class _Access:
 
 def _access(keys: Sequence[str] | None, key_file: str | None, origins: Sequence[str] | None) -> _Access:
     """Who may use the endpoint. Raises ConfigError."""
-    from pathlib import Path
-
     from backburner.api.access import read_key_file, split_keys
     from backburner.api.guard import ANY_ORIGIN, parse_origins
 
     found = split_keys(keys or (), "--api-key")
     if key_file is not None:
-        found += read_key_file(Path(key_file).expanduser())
+        found += read_key_file(c.expanded(key_file))
     allowed = parse_origins(origins or ())
     if ANY_ORIGIN in allowed and not found:
         logging.getLogger("backburner").warning(

@@ -102,15 +102,18 @@ def worker(
     attention = make_engine(engine)
     bake = _bake_settings(attention, bake_tokens, bake_share, bake_dir, bake_size, bake_weights)
     name = name or socket.gethostname()
+    if gadget is not None and pair:
+        raise ConfigError("--pair is for networks; on a cable there is nobody else.")
+    address, loopback = ("", True) if gadget is not None else _may_listen(host, port, pair, pair_cable)
+    # Before anyone can call or be paired: finding it may mean a long download, or a mistake.
+    layers = None if model is None else _worker_model(model)
     if gadget is not None:
         from backburner.transport import functionfs
 
-        if pair:
-            raise ConfigError("--pair is for networks; on a cable there is nobody else.")
         door: Door = functionfs.listen(gadget)
         doorkeeper, place = None, "bulk"
     else:
-        listener, doorkeeper = _listen(host, port, name, pair, pair_cable)
+        listener, doorkeeper = _listen(address, port, loopback, name, pair)
         door = listener
         place = f"tcp://{listener.address if doorkeeper is None else f'THIS-MACHINE:{listener.port}'}"
     server = WorkerServer(
@@ -120,7 +123,7 @@ def worker(
         name,
         (attention.name,),
         throttle,
-        None if model is None else _worker_model(model),
+        layers,
         doorkeeper,
         bake,
         _introducer(name) if pair_cable or gadget is not None else None,
@@ -175,10 +178,8 @@ def _bake_settings(
     )
 
 
-def _listen(
-    host: str, port: int, name: str, pair: bool, pair_cable: bool
-) -> "tuple[Listener, Callable[[Channel], Channel] | None]":
-    """What a worker listens on, and who looks at the callers' keys; nobody on loopback. Lets one host in before."""
+def _may_listen(host: str, port: int, pair: bool, pair_cable: bool) -> tuple[str, bool]:
+    """The numeric address, and whether it is loopback. Raises ConfigError where nobody could call or be let in."""
     from backburner.transport.tcp import listen_unsecured, resolve
 
     address, loopback = resolve(host)
@@ -188,20 +189,34 @@ def _listen(
         )
     if loopback and pair:
         raise ConfigError(f"--pair is for networks; {host} is this machine only: use --pair-cable there.")
-    if loopback:  # it needs no key, and makes none
-        return listen_unsecured(address, port), None
+    if not loopback:  # which needs no key, and makes none
+        from backburner.transport.identity import KeyStore
+
+        store = KeyStore(c.pairing_folder())
+        if not pair and not store.peers("host"):
+            raise ConfigError(
+                f"--listen {c.join_address(host, port)} can be reached by other machines, and no host is paired with "
+                "this one. Start it once with --pair, and run `backburner pair tcp://THIS-MACHINE:PORT` on the host."
+            )
+        store.identity()  # a key that cannot be used is better known now
+    listen_unsecured(address, port).close()  # and so is a port in use
+    return address, loopback
+
+
+def _listen(
+    address: str, port: int, loopback: bool, name: str, pair: bool
+) -> "tuple[Listener, Callable[[Channel], Channel] | None]":
+    """What a worker listens on, and who looks at the callers' keys; nobody on loopback. Lets one host in before."""
+    from backburner.transport.tcp import listen_unsecured
+
+    listener = listen_unsecured(address, port)
+    if loopback:
+        return listener, None
     from backburner.transport.identity import KeyStore
     from backburner.transport.pairing import WINDOW_S, pair_as_worker
     from backburner.transport.secure import doorkeeper
 
     store = KeyStore(c.pairing_folder())
-    if not pair and not store.peers("host"):
-        raise ConfigError(
-            f"--listen {c.join_address(host, port)} can be reached by other machines, and no host is paired with this "
-            "one. Start it once with --pair, and run `backburner pair tcp://THIS-MACHINE:PORT` on the host."
-        )
-    store.identity()  # a key that cannot be used is better known now
-    listener = listen_unsecured(address, port)
     if pair:
         where = c.join_address(socket.gethostname(), listener.port)
         say(f"for {WINDOW_S:g} s a host can be paired: run `backburner pair tcp://{where}` there")

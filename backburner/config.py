@@ -61,10 +61,12 @@ TINY_PAGE_TOKENS = 64
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
+_PORT = re.compile(r"[0-9]{1,5}")
+
 # 24 digits and letters, with a hyphen or without; 40 of phones before 2018.
 _SERIAL = re.compile(r"[0-9A-Za-z]+(-[0-9A-Za-z]+)*", re.ASCII)
-# What a person writes into configfs.
-_GADGET_SERIAL = re.compile(r"[\w.-]{1,64}")
+# What a person writes into configfs, and can be shown.
+_GADGET_SERIAL = re.compile(r"[^?]{1,64}")
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d{1,3})?)([A-Za-z/]+)")
 # Largest first: the first unit that shows a value as one or more is the one to write it in. Cables are sold by bits.
@@ -117,16 +119,17 @@ class Device:
 def parse_bytes(text: str) -> int:
     """Bytes of a text like 2GiB, 512M or 1000. KB and KiB alike are 1,024, as memory is counted. Raises ConfigError."""
     match = _SIZE.fullmatch(text)
-    if not match:
+    count = float(match[1]) * 1024 ** _UNITS[match[2].upper()] if match else math.inf
+    if count >= 2**63:
         raise ConfigError(f"{text!r} is not an amount of memory; write for example 2GiB or 512MiB.")
-    return int(float(match[1]) * 1024 ** _UNITS[match[2].upper()])
+    return int(count)
 
 
 def parse_address(text: str) -> tuple[str, int]:
     """HOST:PORT, [IPv6]:PORT. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+    if not colon or not host or not _PORT.fullmatch(port) or int(port) > 65535:
         raise ConfigError(f"{text!r} is not HOST:PORT; write for example 127.0.0.1:{WORKER_PORT}.")
     return host, int(port)
 
@@ -160,7 +163,7 @@ def parse_device(text: str) -> Device:
         return Device("usb", shape=shape, serial=serial)
     if place == "bulk" or place.startswith("bulk:"):
         serial = place[len("bulk:") :]
-        if place != "bulk" and not _GADGET_SERIAL.fullmatch(serial):
+        if place != "bulk" and not (_GADGET_SERIAL.fullmatch(serial) and serial.isprintable()):
             raise ConfigError(f"{serial!r} is not a gadget's serial; write for example bulk:pi-2.")
         return Device("bulk", shape=shape, serial=serial)
     raise ConfigError(
@@ -231,12 +234,20 @@ def parse_split_layer(text: str) -> int | None:
     return layer
 
 
+def expanded(path: str) -> Path:
+    """With ~ and ~USER made into a home folder. Raises ConfigError."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as e:
+        raise ConfigError(f"{path!r}: {e} Write the whole path.") from None
+
+
 def spill_folder(given: str | None) -> Path | None:
     """`--spill-dir`: None for `none`; the user's cache folder when nothing is given."""
     if given == "none":
         return None
     if given is not None:
-        return Path(given).expanduser()
+        return expanded(given)
     return _cache_folder() / "spill"
 
 
@@ -245,7 +256,7 @@ def bake_folder(given: str | None) -> Path | None:
     if given == "none":
         return None
     if given is not None:
-        return Path(given).expanduser()
+        return expanded(given)
     return _cache_folder() / "baked"
 
 
@@ -257,9 +268,9 @@ def check_bake_tokens(tokens: int) -> None:
 
 def _cache_folder() -> Path:
     if sys.platform == "darwin":
-        cache = Path("~/Library/Caches").expanduser()
+        cache = expanded("~/Library/Caches")
     else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        cache = expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return cache / "backburner"
 
 
@@ -267,9 +278,9 @@ def pairing_folder() -> Path:
     """Where this machine's key and its paired machines are kept: BACKBURNER_CONFIG_DIR, or the user's config folder."""
     given = os.environ.get("BACKBURNER_CONFIG_DIR")
     if given:
-        folder = Path(given).expanduser()
+        folder = expanded(given)
     elif sys.platform == "darwin":
-        folder = Path("~/Library/Application Support/backburner").expanduser()
+        folder = expanded("~/Library/Application Support/backburner")
     else:
-        folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "backburner"
+        folder = expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "backburner"
     return folder / "pairing"

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from backburner import __version__
-from backburner.config import WORKER_PORT
+from backburner.config import WORKER_PORT, Device
 from backburner.errors import BackburnerError, TransportError
 from backburner.transport import cable, usbmux
 from backburner.transport.link import Link, LinkSpeed
@@ -41,7 +41,7 @@ class Found:
     """A device, or an address that was asked for."""
 
     name: str
-    place: str  # what --device would be
+    device: Device  # what --device would say
     serial: str | None
     bits_per_s: float | None  # of its cable; None: unknown, or there is none
     cabled: bool
@@ -119,7 +119,7 @@ def match(plugged: Sequence[cable.Plugged], phones: Sequence[UsbDevice]) -> list
         found.append(
             Found(
                 mate.name if mate else "iPhone or iPad",
-                f"usb:{phone.serial}",
+                Device("usb", serial=phone.serial),
                 phone.serial,
                 mate.bits_per_s if mate else None,
                 True,
@@ -128,11 +128,12 @@ def match(plugged: Sequence[cable.Plugged], phones: Sequence[UsbDevice]) -> list
         )
     for one in rest:
         if one.kind == "gadget":
-            place = f"bulk:{one.serial}" if one.serial else "bulk"
-            found.append(Found(one.name, place, one.serial, one.bits_per_s, True, None))
+            device = Device("bulk", serial=one.serial or "")
+            found.append(Found(one.name, device, one.serial, one.bits_per_s, True, None))
         else:
+            device = Device("usb", serial=one.serial or "")
             untrusted = "usbmuxd does not show it: unlock it and tap 'Trust' when it asks"
-            found.append(Found(one.name, "usb", one.serial, one.bits_per_s, True, False, None, untrusted))
+            found.append(Found(one.name, device, one.serial, one.bits_per_s, True, False, None, untrusted))
     return found
 
 
@@ -142,9 +143,9 @@ def _same(one: cable.Plugged, phone: UsbDevice) -> bool:
     return phone.product_id in (0, one.product)
 
 
-def at(place: str) -> Found:
+def at(device: Device) -> Found:
     """An address that was asked for by name."""
-    return Found(place, place, None, None, False, None)
+    return Found(str(device), device, None, None, False, None)
 
 
 def with_worker(found: Found, connect: Callable[[], Link]) -> Found:
@@ -170,8 +171,8 @@ def as_json(survey: Survey) -> str:
     for one in survey.devices:
         entry: dict[str, Any] = asdict(one)
         entry["serial"] = None if one.serial is None else shorten(one.serial)
-        if one.place.startswith(("usb:", "bulk:")):
-            entry["place"] = f"{one.place.partition(':')[0]}:{shorten(one.serial)}"
+        del entry["device"]
+        entry["place"] = f"{one.device.kind}:{shorten(one.serial)}" if one.serial else str(one.device)
         entry["link_speed"] = cable.speed_name(one.bits_per_s) if one.cabled else None
         entry["warning"] = cable.warning(one.bits_per_s)
         devices.append(entry)

@@ -27,12 +27,10 @@ COLOURS = {"pass": "green", "fail": "red", "skip": "dim"}
 def show_devices(named: Sequence[c.Device], as_json: bool, reach: Reach) -> None:
     """Everything that is plugged in, and the named ones besides."""
     seen = d.survey()
-    plugged = {_key(c.parse_device(one.place)) for one in seen.devices if one.error is None}
-    found = [_with_worker(one, c.parse_device(one.place), reach) for one in seen.devices]
+    plugged = {_key(one.device) for one in seen.devices if one.error is None}
+    found = [_with_worker(one, reach) for one in seen.devices]
     found += [
-        _with_worker(d.at(str(one)), one, reach)
-        for one in named
-        if one.kind != "none" and _key(one) not in plugged
+        _with_worker(d.at(one), reach) for one in named if one.kind != "none" and _key(one) not in plugged
     ]
     survey = dataclasses.replace(seen, devices=tuple(found))
     if as_json:
@@ -47,7 +45,7 @@ def show_examination(
     """Runs all checks. How many have failed."""
     seen = d.survey()
     found, target = _meant(seen, named)
-    ought = named is not None and named.kind != "none"
+    ought = None if named is None or named.kind == "none" else named
     findings = []
     with contextlib.ExitStack() as stack:
         connect = _connect(stack, target, reach)
@@ -80,26 +78,25 @@ def _meant(seen: d.Survey, named: c.Device | None) -> tuple[d.Found | None, c.De
     """The device that is examined, and how it is reached."""
     if named is not None and named.kind == "none":
         return None, None
-    if named is None:
-        for one in seen.devices:
-            return one, None if one.error else c.parse_device(one.place)
-        return None, None
-    if named.kind not in ("usb", "bulk"):
-        return d.at(str(named)), named
-    for one in seen.devices:
-        place = c.parse_device(one.place)
-        if place.kind == named.kind and named.serial in ("", place.serial):
-            return one, named
-        if place.kind == named.kind and _bare(named.serial) == _bare(place.serial):
-            return one, named
+    if named is not None and named.kind not in ("usb", "bulk"):
+        return d.at(named), named
+    # One whose serial is not known, as off Linux, may be any: it comes last.
+    for one in sorted(seen.devices, key=lambda one: named is not None and not one.device.serial):
+        if named is None or _may_be(one.device, named):
+            return one, None if one.error else named or one.device
     return None, named
 
 
-def _with_worker(found: d.Found, device: c.Device, reach: Reach) -> d.Found:
+def _may_be(plugged: c.Device, named: c.Device) -> bool:
+    same = not named.serial or not plugged.serial or _bare(named.serial) == _bare(plugged.serial)
+    return plugged.kind == named.kind and same
+
+
+def _with_worker(found: d.Found, reach: Reach) -> d.Found:
     if found.error is not None:
         return found
     try:
-        with reach(device) as connect:
+        with reach(found.device) as connect:
             return d.with_worker(found, connect)
     except BackburnerError as e:
         return dataclasses.replace(found, error=str(e))
@@ -114,7 +111,7 @@ def _bare(serial: str) -> str:
 
 
 def _console() -> Console:
-    return Console(highlight=False)
+    return Console(highlight=False, emoji=False)
 
 
 def _show_table(survey: d.Survey) -> None:

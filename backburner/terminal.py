@@ -15,7 +15,8 @@ from backburner.errors import ConfigError
 
 LEVELS = ("debug", "info", "warning", "error")
 
-console = Console(stderr=True, highlight=False)
+# Rich knows :ab: and :100: as emoji, and IPv6 as addresses.
+console = Console(stderr=True, highlight=False, emoji=False)
 
 
 def configure_logging(level: str) -> None:
@@ -55,7 +56,7 @@ def end_at_once_on_signals() -> None:
         signal.signal(number, end)
 
 
-EXAMPLE = """curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+EXAMPLE = """curl {url}/v1/chat/completions -H 'Content-Type: application/json' {key}\\
   -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is Backburner?"}}]}}'"""
 
 # What the embedded model can answer, and shows: about us, an exact copy, and a fact from a text.
@@ -103,13 +104,15 @@ class StartReport:
     def note(self, text: str) -> None:
         console.print(f"   {text}", soft_wrap=True, markup=False)
 
-    def ready(self, url: str, model: str, embedded: bool) -> None:
-        """The last line of start-up, with a command to paste."""
+    def ready(self, url: str, local_url: str, model: str, wants_key: bool, embedded: bool) -> None:
+        """The last line of start-up, with a command to paste. A key is never shown: output is kept and passed on."""
+        where = escape(url)
         console.print(
-            f"[green]ready[/] at {url}/v1 (model {escape(model)}, health at {url}/health). Try:",
+            f"[green]ready[/] at {where}/v1 (model {escape(model)}, health at {where}/health). Try:",
             soft_wrap=True,
         )
-        console.print(EXAMPLE.format(url=url, model=model), soft_wrap=True, markup=False)
+        key = "-H 'Authorization: Bearer YOUR-API-KEY' " if wants_key else ""
+        console.print(EXAMPLE.format(url=local_url, model=model, key=key), soft_wrap=True, markup=False)
         if embedded:
             console.print(
                 "   `tiny` is a demonstration model of 5.6 million parameters; --model serves a real one. Ask it:",

@@ -7,15 +7,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip(
-    "coremltools", reason="page programs are built with coremltools: pip install 'backburner[coreml]'"
-)
-
 from backburner.coreml.blob import Image, new_image, patch
 from backburner.coreml.interpreter import Interpreter, Rounding
 from backburner.coreml.page_program import Built, build
 from backburner.coreml.selftest import Errors, Truth, attend64, measure
 from backburner.coreml.shape import PageShape
+from backburner.coreml.spec import coremltools
+from backburner.errors import ConfigError
+
+
+def _why_not() -> str:
+    try:
+        coremltools()
+    except ConfigError as e:
+        return str(e)
+    return ""
+
+
+# For tests that build page programs.
+needs_coremltools = pytest.mark.skipif(bool(why := _why_not()), reason=why)
 
 SMALL = PageShape(q_heads=4, kv_heads=2, head_dim=16, page_tokens=64, block_tokens=32, columns=8)
 

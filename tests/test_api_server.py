@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from backburner.api.server import bind, url_of
+from backburner.api.server import bind, local_url_of, url_of
 from backburner.errors import ConfigError
 from tests.api_support import HI, frames, listening
 from tests.scripted_engine import says
@@ -51,6 +51,18 @@ def test_an_impossible_address_is_a_config_error(host: str, port: int) -> None:
 def test_port_zero_takes_a_free_one() -> None:
     with bind("127.0.0.1", 0) as sock:
         assert url_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("host", "local"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "[::1]")]
+)
+def test_the_address_to_try_is_one_that_can_be_connected_to(host: str, local: str) -> None:
+    try:
+        sock = bind(host, 0)
+    except ConfigError as e:
+        pytest.skip(f"no IPv6 here: {e}")
+    with sock:
+        assert local_url_of(sock) == f"http://{local}:{sock.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("coremltools", reason="page programs are built with coremltools")
-
 from backburner.attention import baked
 from backburner.attention.baked import BakedEngine, BakedRun
 from backburner.attention.engine import Geometry
@@ -29,6 +27,9 @@ from backburner.worker.baker import BakeSettings
 from backburner.worker.bakery import Bakery
 from backburner.worker.open_files import OPEN_FILES, allow_open_files
 from backburner.worker.store import PageStore
+from tests.coreml_support import needs_coremltools
+
+pytestmark = needs_coremltools
 
 GEOMETRY = Geometry(q_heads=4, kv_heads=2, head_dim=64, page_tokens=64, dtype="float32", scale=0.125)
 BAKED_TOKENS = 128

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("coremltools", reason="page programs are built with coremltools")
-
 from backburner.attention.select import make_engine
 from backburner.coreml.runtime import SimulatedRuntime
 from backburner.engine.worker_link import greet
@@ -19,8 +17,11 @@ from backburner.worker.bake_share import Share, read_share
 from backburner.worker.baker import BakeSettings
 from backburner.worker.server import WorkerServer
 from tests import processes
+from tests.coreml_support import needs_coremltools
 from tests.host import generate_with_state, host, link_to, long_prompt, running, tiny, until
 from tests.processes import run, worker
+
+pytestmark = needs_coremltools
 
 # tiny's pages have 64 positions here, so that a short suite has several baked pages.
 BAKED_TOKENS = 128

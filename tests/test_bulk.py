@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from backburner.attention.numpy_engine import NumpyEngine
 from backburner.devices import probe
 from backburner.errors import ConfigError, LinkClosed, LinkTimeout, WorkerBusy
-from backburner.transport import functionfs
+from backburner.transport import bulk, cable, functionfs
 from backburner.transport.bulk import BulkChannel, connect
 from backburner.transport.functionfs import GadgetDoor
 from backburner.transport.link import Link
@@ -308,3 +308,38 @@ def test_without_a_gadget_connecting_says_so() -> None:
         connect()
     with pytest.raises(LinkClosed, match="the gadget 42 is not on a USB cable"):
         connect("42")
+
+
+class Gadget:
+    """pyusb's object of one whose serial the system does not tell, as on macOS."""
+
+    def __init__(self, serial: str | Exception | None) -> None:
+        self._serial = serial
+
+    @property
+    def serial_number(self) -> str | None:
+        if isinstance(self._serial, Exception):
+            raise self._serial
+        return self._serial
+
+
+def test_where_the_system_tells_no_serial_the_gadget_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = cable.Plugged("gadget", "Pi", cable.GADGET_VENDOR, cable.GADGET_PRODUCT, 2, 5, (1,), 5e9)
+    forbidden = [OSError("access denied"), ValueError("no langid"), None]
+    gadgets = [*map(Gadget, forbidden), Gadget("pi-1"), Gadget("pi-2")]
+    opened = []
+
+    def claim(raw: Gadget) -> None:
+        opened.append(raw)
+        raise OSError("that is enough")
+
+    monkeypatch.setattr(cable, "find_raw", lambda: iter(gadgets))
+    monkeypatch.setattr(cable, "describe", lambda raw: seen)
+    monkeypatch.setattr(bulk, "PyusbEndpoints", claim)
+    with pytest.raises(LinkClosed, match="bulk:pi-2 cannot be opened: that is enough"):
+        connect("pi-2")
+    assert opened == gadgets[-1:]
+    with pytest.raises(LinkClosed, match="the gadget pi-3 is not on a USB cable"):
+        connect("pi-3")
+    with pytest.raises(ConfigError, match="one without a serial at bus 2, pi-1, pi-2"):
+        connect()

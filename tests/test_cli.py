@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from backburner.terminal import StartReport
 from tests.processes import Server, ask, run, serve, worker
 
 ESCAPE = "\x1b"
@@ -29,6 +30,8 @@ def refusal(done: "subprocess.CompletedProcess[str]") -> str:
     assert line.startswith("backburner: ")
     return line
 
+
+UNFOUND = ["serve", "--model", "/no/such/folder"]
 
 BAD_FLAGS = [
     (
@@ -76,6 +79,18 @@ BAD_FLAGS = [
     (["serve", "-c", "0"], "--ctx-size 0 must be at least 1"),
     (["serve", "--temp", "9"], "--temperature 9 must be from 0 to 2"),
     (["serve", "-m", "/no/such/folder"], "no such folder"),
+    # These were found only after the model, which is not there.
+    ([*UNFOUND, "--spill-size", "lots"], "'lots' is not an amount of memory"),
+    ([*UNFOUND, "--worker-memory", "lots"], "'lots' is not an amount of memory"),
+    ([*UNFOUND, "--split-min-tokens", "-1"], "--split-min-tokens -1 must be 0 or more"),
+    ([*UNFOUND, "--split-decode", "4"], "--split-decode needs exactly one --device"),
+    (
+        [*UNFOUND, "--device", "loopback", "--spill-dir", "/dev/null/spill"],
+        "the spill folder /dev/null/spill cannot be used",
+    ),
+    (["serve", "--spill-dir", "~no-such-user/spill"], "Write the whole path"),
+    (["serve", "--api-key-file", "~no-such-user/keys"], "Write the whole path"),
+    (["serve", "--model", "~no-such-user/model"], "Write the whole path"),
     (["worker", "--listen", "0.0.0.0:1"], "no host is paired"),
     (["worker", "--listen", "somewhere"], "is not HOST:PORT"),
     (["worker", "--memory", "-1GiB"], "is not an amount of memory"),
@@ -145,6 +160,11 @@ def test_a_port_in_use_is_found_before_the_model_is_loaded() -> None:
         assert "choose another port" in refused("worker", "--listen", f"127.0.0.1:{port}")
 
 
+def test_a_worker_has_its_model_before_anybody_can_call_or_be_paired(tmp_path: Path) -> None:
+    arguments = ["worker", "--model", "/no/such/folder", "--listen", "0.0.0.0:0", "--pair"]
+    assert "no such folder" in refused(*arguments, BACKBURNER_CONFIG_DIR=str(tmp_path))
+
+
 def test_settings_come_from_the_environment_too() -> None:
     assert "'floppy' is not one of" in refused("serve", "--port", "0", BACKBURNER_SERVE_DEVICE="floppy")
     assert "70000 is not a port" in refused("serve", BACKBURNER_SERVE_PORT="70000")
@@ -201,6 +221,25 @@ def test_output_is_plain_when_piped_and_names_stages_and_url() -> None:
             assert stage.replace(" (", " ") in output
         assert "--model serves a real one. Ask it:\n" in output, "lines are not broken at a terminal's width"
         assert server.health()["model"] == "mine"
+
+
+def test_the_command_to_try_fits_the_address_and_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    report = StartReport()
+    report.ready("http://[fd00:100:ab::5]:80", "http://[::1]:80", "[mine]", wants_key=True, embedded=False)
+    ready, curl, _ = capsys.readouterr().err.splitlines()
+    assert ready == (
+        "ready at http://[fd00:100:ab::5]:80/v1 (model [mine], health at http://[fd00:100:ab::5]:80/health). Try:"
+    )
+    assert curl.startswith("curl http://[::1]:80/v1/chat/completions ")
+    assert "-H 'Authorization: Bearer YOUR-API-KEY'" in curl
+    report.ready("http://a", "http://a", "mine", wants_key=False, embedded=False)
+    assert "Authorization" not in capsys.readouterr().err
+
+
+def test_an_api_key_is_never_printed() -> None:
+    with serve("--host", "0.0.0.0", "--api-key", "hunter2") as server:
+        server.expect(r"curl http://127\.0\.0\.1:\d+/v1/chat/completions .*Bearer YOUR-API-KEY")
+        assert "hunter2" not in server.output
 
 
 def test_nothing_listens_at_the_workers_address() -> None:

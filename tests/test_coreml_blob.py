@@ -13,7 +13,9 @@ from backburner.coreml.page_program import build, random_arrays
 from backburner.coreml.shape import MASK_VALUE, PageShape
 from backburner.coreml.spec import read_spec
 from backburner.errors import BakeRefused
-from tests.coreml_support import SMALL, built, small_rows
+from tests.coreml_support import SMALL, built, needs_coremltools, small_rows
+
+pytestmark = needs_coremltools
 
 INT8 = PageShape(8, 2, 16, 64, 32, 32, estimate=False, weights="int8")
 MATMUL = PageShape(4, 2, 16, 64, 64, 8, variant="matmul")

@@ -1,8 +1,10 @@
 """Bytes from disk that are not what they should be end in a ConfigError: manifests, weight.bin, programs."""
 
 import json
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 
 from backburner.coreml.blob import check_image, new_image, patch
 from backburner.coreml.manifest import Manifest, SelfTest, from_json, read_manifest
+from backburner.coreml.spec import coremltools
 from backburner.errors import ConfigError
+from tests.coreml_support import SMALL, built, needs_coremltools, small_rows
 
 FOLDER = Path(__file__).parent / "vectors" / "coreml"
 SELF_TEST = SelfTest(5, 30, 1, 0.25, 1e-2, 2e-2, "self_test.bin", "0" * 64)
@@ -157,11 +161,10 @@ def test_a_weight_file_that_is_not_the_manifests() -> None:
                 check_image(manifest, damaged)
 
 
+@needs_coremltools
 def test_a_damaged_program() -> None:
     """Read or refused, and what is read runs or is refused."""
-    pytest.importorskip("coremltools")
     from backburner.coreml.interpreter import Interpreter
-    from tests.coreml_support import SMALL, built, small_rows
 
     template = built(SMALL)
     image = new_image(template.manifest)
@@ -180,3 +183,11 @@ def test_a_damaged_program() -> None:
     assert refused > 150  # every truncation, and many of the others
     with pytest.raises(ConfigError, match=r"beyond weight\.bin"):
         Interpreter(template.spec, image[:-100])
+
+
+def test_coremltools_without_its_native_parts_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pip installs it from its sources where it has no wheel."""
+    monkeypatch.setitem(sys.modules, "coremltools", ModuleType("coremltools"))
+    monkeypatch.setitem(sys.modules, "coremltools.libmilstoragepython", None)
+    with pytest.raises(ConfigError, match=r"native parts.*pip install.*there are no wheels for others"):
+        coremltools()

@@ -17,7 +17,9 @@ from backburner.coreml.scenarios import make
 from backburner.coreml.selftest import compare, made_up, require
 from backburner.coreml.shape import PageShape
 from backburner.errors import BakeRefused
-from tests.coreml_support import Baked, bake, built
+from tests.coreml_support import Baked, bake, built, needs_coremltools
+
+pytestmark = needs_coremltools
 
 # Relative error of the worst column of o, absolute error of lse: with an estimated maximum, and without.
 # Nothing above the table of the design's first study, whose scenarios these are; it had no `between`.

@@ -15,7 +15,9 @@ from backburner.coreml.package import bake_page, read_template, write_template
 from backburner.coreml.selftest import attend64, made_up, measure
 from backburner.coreml.shape import PageShape
 from backburner.errors import BakeRefused, ConfigError
-from tests.coreml_support import SMALL, small_rows
+from tests.coreml_support import SMALL, needs_coremltools, small_rows
+
+pytestmark = needs_coremltools
 
 
 def run(*arguments: object) -> str:

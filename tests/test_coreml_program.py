@@ -9,7 +9,9 @@ from backburner.coreml.page_program import build, random_arrays
 from backburner.coreml.shape import PageShape
 from backburner.coreml.spec import read_program, read_spec
 from backburner.errors import ConfigError
-from tests.coreml_support import SMALL, built
+from tests.coreml_support import SMALL, built, needs_coremltools
+
+pytestmark = needs_coremltools
 
 SHAPES = [
     SMALL,

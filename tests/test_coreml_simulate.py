@@ -11,7 +11,9 @@ from backburner.coreml.manifest import PageShape
 from backburner.coreml.queries import pack
 from backburner.coreml.simulate import SimulatedPage
 from backburner.errors import ConfigError
-from tests.coreml_support import SMALL, built, small_rows
+from tests.coreml_support import SMALL, built, needs_coremltools, small_rows
+
+pytestmark = needs_coremltools
 
 WIDE = PageShape(q_heads=6, kv_heads=2, head_dim=64, page_tokens=512, block_tokens=128, columns=32)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backburner.config import Device, LinkShape, parse_device
+from backburner.config import Device, LinkShape, parse_address, parse_bytes, parse_device
 from backburner.errors import ConfigError
 
 
@@ -19,6 +19,8 @@ from backburner.errors import ConfigError
         ("usb:00008150-000A11223344001C", Device("usb", serial="00008150-000A11223344001C")),
         ("usb?rtt=2ms", Device("usb", shape=LinkShape(None, 0.002))),
         ("usb:A1?bandwidth=480Mbps", Device("usb", shape=LinkShape(60e6, 0.0), serial="A1")),
+        ("bulk:Pi 2/B [attic]", Device("bulk", serial="Pi 2/B [attic]")),
+        ("bulk:pi-2?rtt=2ms", Device("bulk", shape=LinkShape(None, 0.002), serial="pi-2")),
         ("loopback?rtt=2ms", Device("loopback", shape=LinkShape(None, 0.002))),
         ("loopback?bandwidth=10Gbps", Device("loopback", shape=LinkShape(1.25e9, 0.0))),
         ("loopback?bandwidth=480Mbps&rtt=2ms", Device("loopback", shape=LinkShape(60e6, 0.002))),
@@ -92,6 +94,31 @@ def test_a_bad_shape_says_what_is_accepted(query: str, says: str) -> None:
 def test_what_no_phone_is_called_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a phone's serial; write for example usb:"):
         parse_device(text)
+
+
+@pytest.mark.parametrize("text", ["bulk:", "bulk:a\x1b[2J", "bulk:a\n", "bulk:" + "a" * 65])
+def test_what_cannot_be_shown_is_no_gadgets_serial(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a gadget's serial; write for example bulk:pi-2"):
+        parse_device(text)
+
+
+@pytest.mark.parametrize("port", ["\u00b2", "\u0661", "70000", "9" * 5000, "-1", "+1", "1_0", ""])
+def test_what_is_no_port_is_refused(port: str) -> None:
+    with pytest.raises(ConfigError, match="is not HOST:PORT"):
+        parse_address(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("2GiB", 2**31), ("1.5 kB", 1536), ("512m", 2**29), ("1000", 1000)]
+)
+def test_memory_is_counted_in_1024s(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "8388608T", "\u00b2", "1e3", "-1", ""])
+def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not an amount of memory"):
+        parse_bytes(text)
 
 
 def test_no_worker_has_no_link_to_shape() -> None:

@@ -1,5 +1,6 @@
 """`backburner devices`: one list of what libusb and usbmuxd see, what workers say, and never a traceback."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from backburner import devices as d
-from backburner.config import WORKER_PORT, parse_device
+from backburner import look
+from backburner.config import WORKER_PORT, Device, parse_device
 from backburner.errors import LinkClosed
 from backburner.transport.cable import Plugged
 from backburner.transport.usbmux_packets import UsbDevice
@@ -30,13 +32,13 @@ def plugged(**more) -> Plugged:
 
 def test_a_phone_is_one_device_for_both_and_has_the_speed_that_libusb_says() -> None:
     (found,) = d.match([plugged()], [UsbDevice(3, SERIAL, 0x12A8)])
-    assert (found.place, found.serial, found.bits_per_s, found.usbmux) == (
+    assert (str(found.device), found.serial, found.bits_per_s, found.usbmux) == (
         f"usb:{SERIAL}",
         SERIAL,
         10e9,
         True,
     )
-    assert parse_device(found.place).serial == SERIAL
+    assert parse_device(str(found.device)) == found.device
 
 
 def test_two_phones_are_told_apart_by_their_serials() -> None:
@@ -70,7 +72,29 @@ def test_a_phone_that_usbmuxd_does_not_show_is_listed_with_what_to_do() -> None:
 
 def test_a_gadget_needs_no_usbmuxd() -> None:
     (found,) = d.match([plugged(kind="gadget", name="Pi", serial="pi-2")], [])
-    assert (found.place, found.usbmux, found.error) == ("bulk:pi-2", None, None)
+    assert (str(found.device), found.usbmux, found.error) == ("bulk:pi-2", None, None)
+
+
+@pytest.mark.parametrize("serial", ["Pi 2/B (attic)", "what?", "[red]", "\u00fc"])
+def test_a_gadget_with_an_unusual_serial_is_an_entry_like_another(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], serial: str
+) -> None:
+    """Whatever a person has written into configfs."""
+    seen = d.Survey(tuple(d.match([plugged(kind="gadget", name="Pi", serial=serial)], [])), ())
+    monkeypatch.setattr(look.d, "survey", lambda: seen)
+    asked = []
+
+    @contextlib.contextmanager
+    def reach(device: Device):
+        asked.append(device)
+        raise LinkClosed("nobody answers")
+        yield
+
+    look.show_devices([], False, reach)
+    assert "nobody answers" in capsys.readouterr().out
+    look.show_examination(None, "none", 0, True, reach)
+    assert "nobody answers" in capsys.readouterr().out
+    assert asked == [Device("bulk", serial=serial)] * 2
 
 
 def test_serials_are_shortened() -> None:
@@ -83,7 +107,7 @@ def test_a_worker_that_cannot_be_reached_is_an_entry_not_an_end() -> None:
     def refuse():
         raise LinkClosed("nothing listens there")
 
-    found = d.with_worker(d.at("tcp://127.0.0.1:1"), refuse)
+    found = d.with_worker(d.at(Device("tcp", "127.0.0.1", 1)), refuse)
     assert found.worker is None
     assert found.error == "nothing listens there"
 

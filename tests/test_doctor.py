@@ -6,23 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from backburner.devices import Found, Probed, Survey
+from backburner import look
+from backburner.cli_reach import reach
+from backburner.config import Device
+from backburner.devices import Found, Probed, Survey, match
 from backburner.doctor import link, machine
 from backburner.doctor.check import Check, Patient, examine, passed
 from backburner.doctor.checks import CHECKS
 from backburner.errors import ConfigError, LinkClosed, Mismatch, WorkerBusy
+from backburner.transport.cable import Plugged
 from backburner.transport.link import LinkSpeed
 from tests.processes import run, worker
 
 NO_DAEMON = {"USBMUXD_SOCKET_ADDRESS": "UNIX:/nonexistent/usbmuxd"}
-PHONE = Found("iPhone", "usb:00008150-001122334455667A", "00008150-001122334455667A", 10e9, True, True)
+SERIAL = "00008150-001122334455667A"
+PHONE = Found("iPhone", Device("usb", serial=SERIAL), SERIAL, 10e9, True, True)
 
 
 def patient(device: Found | None = None, **more) -> Patient:
     known = {
         "survey": Survey((device,) if device else (), ()),
         "device": device,
-        "named": False,
+        "named": None,
         "connect": None,
         "spill_folder": None,
         "spill_bytes": 0,
@@ -78,7 +83,7 @@ def test_the_cable(device: Found | None, state: str, text: str) -> None:
 
 def test_the_device() -> None:
     assert link.device_seen(patient()).state == "skip"
-    assert link.device_seen(patient(named=True)).state == "fail"
+    assert link.device_seen(patient(named=Device("usb"))).state == "fail"
     assert link.device_seen(patient(PHONE)).text == "iPhone 0000…667A"
     untrusted = link.device_seen(patient(phone(usbmux=False)))
     assert (untrusted.state, untrusted.fix) == ("fail", "unlock it and tap 'Trust' when it asks")
@@ -161,3 +166,28 @@ def test_a_phone_that_was_named_and_is_not_there() -> None:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert " 7 fail  device: it is not there" in done.stdout
+
+
+def test_a_gadget_that_was_named_and_is_not_there_has_nothing_to_do_with_usbmuxd() -> None:
+    done = run("doctor", "--device", "bulk", "--spill-dir", "none", **NO_DAEMON)
+    assert done.returncode == 1
+    assert " 6 skip  usbmuxd: bulk does not need it" in done.stdout
+    assert " 7 fail  device: it is not there" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "named", [Device("usb"), Device("usb", serial=SERIAL)], ids=["the only one", "by its serial"]
+)
+@pytest.mark.parametrize("told", [True, False], ids=["Linux", "macOS"])
+def test_a_phone_that_is_plugged_in_but_not_trusted_is_not_called_absent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: Device, told: bool
+) -> None:
+    """libusb tells its serial without the hyphen, on macOS not at all."""
+    serial = SERIAL.replace("-", "") if told else None
+    plugged = Plugged("usbmux", "iPhone", 0x05AC, 0x12A8, 2, 5, (1,), 10e9, serial)
+    monkeypatch.setattr(look.d, "survey", lambda: Survey(tuple(match([plugged], [])), ()))
+    look.show_examination(named, "none", 0, True, reach)
+    results = {one["title"]: one["result"] for one in json.loads(capsys.readouterr().out)}
+    assert results["device"]["state"] == "fail"
+    assert "is on USB, but usbmuxd does not show it" in results["device"]["text"]
+    assert results["worker"]["state"] == "skip"

@@ -8,11 +8,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from backburner.errors import (
-    ConfigError,
-)
-from backburner.transport.identity import KeyStore
+from backburner.errors import ConfigError, ProtocolError
+from backburner.transport.identity import KeyStore, certificate_fingerprint
 from backburner.worker import server as worker_server
 from tests import trusted
 from tests.trusted import LONG_S, certificate
@@ -85,6 +87,40 @@ def test_a_fingerprint_that_is_not_its_keys_is_damage(tmp_path) -> None:
     path.write_text(json.dumps(peers))
     with pytest.raises(ConfigError, match="damaged"):
         store.peers()
+
+
+def resigned(store: KeyStore, old: bytes, new: bytes) -> bytes:
+    """The store's certificate with other bytes in it, signed with its key once more."""
+    key = load_pem_private_key((store.folder / "key.pem").read_bytes(), None)
+    cert = x509.load_der_x509_certificate(store.identity().certificate)
+    body = cert.tbs_certificate_bytes
+    assert old in body
+    body = body.replace(old, new)
+    signature = key.sign(body, ec.ECDSA(hashes.SHA256()))
+    algorithm = bytes.fromhex("300a06082a8648ce3d040302")  # ecdsa-with-SHA256
+    return der(0x30, body + algorithm + der(0x03, b"\0" + signature))
+
+
+def der(tag: int, content: bytes) -> bytes:
+    length = len(content)
+    short = bytes([length]) if length < 128 else b"\x82" + length.to_bytes(2, "big")
+    return bytes([tag]) + short + content
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("2a8648ce3d030107", "2a8648ce3d03017f", "Curve 1.2.840.10045.3.1.127 is not supported"),
+        ("2a8648ce3d0201", "2a8648ce3d027f", "Unknown key type"),
+        ("0603551d23", "0603551d0e", "Duplicate 2.5.29.14 extension"),
+        ("0603551d23", "0603551d13", "Duplicate 2.5.29.19 extension"),
+    ],
+    ids=["curve", "key type", "extension twice", "constraints twice"],
+)
+def test_a_certificate_of_a_kind_that_nobody_knows_is_refused(keys, old: str, new: str, says: str) -> None:
+    certificate = resigned(keys["stranger"], bytes.fromhex(old), bytes.fromhex(new))
+    with pytest.raises(ProtocolError, match=f"certificate cannot be used: {re.escape(says)}"):
+        certificate_fingerprint(certificate)
 
 
 def test_threads_that_start_at_once_agree_on_one_key_and_lose_no_peer(tmp_path, keys) -> None:

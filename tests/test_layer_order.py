@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "look": BASE | {"devices", "doctor", "transport"},
     "cli_devices": BASE | {"look"},
     "cli_reach": BASE | {"engine", "attention", "transport", "worker"},
-    "cli_serve": BASE | {"cli_reach", "api", "engine", "model", "attention", "terminal"},
+    "cli_serve": BASE | {"cli_reach", "api", "engine", "model", "kv", "attention", "terminal"},
     "cli_pair": BASE | {"cli_reach", "transport"},
     "cli_worker": BASE | {"cli_pair", "worker", "model", "attention", "transport", "coreml", "terminal"},
     # Registers the commands; what they do is theirs.

@@ -5,11 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.processes import ROOT, ask, environment, run, serve
 
@@ -87,6 +89,27 @@ def test_the_console_script_and_the_dependencies_are_declared(wheel: zipfile.Zip
     assert any(name.startswith(f"{info}/") and name.endswith("LICENSE") for name in wheel.namelist())
 
 
+@pytest.mark.parametrize(
+    ("python", "system", "machine", "wanted"),
+    [
+        ("3.11", "linux", "x86_64", True),
+        ("3.13", "darwin", "arm64", True),
+        ("3.13", "linux", "aarch64", False),
+        ("3.14", "linux", "x86_64", False),
+        ("3.14", "darwin", "arm64", False),
+    ],
+)
+def test_coremltools_is_asked_for_where_it_has_wheels(
+    python: str, system: str, machine: str, wanted: bool
+) -> None:
+    place = {"python_version": python, "sys_platform": system, "platform_machine": machine}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra in ("dev", "coreml"):
+        (one,) = (Requirement(text) for text in extras[extra] if text.startswith("coremltools"))
+        assert one.marker is not None
+        assert one.marker.evaluate(place) == wanted
+
+
 def test_the_installed_wheel_runs_from_anywhere(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path / "site")
     where = "import backburner; print(backburner.__file__)"
@@ -99,6 +122,29 @@ def test_the_installed_wheel_runs_from_anywhere(wheel: zipfile.ZipFile, tmp_path
         assert "4821" in ask(server)
         if c_compiler() is not None:
             assert server.health()["worker"]["engine"] in ("native", "mlx")
+
+
+def test_make_puts_pip_into_a_half_made_environment_and_makes_a_broken_one_anew(tmp_path: Path) -> None:
+    if shutil.which("make") is None or importlib.util.find_spec("ensurepip") is None:
+        pytest.skip("no make here, or a Python without ensurepip (Debian: apt install python3-venv)")
+
+    def repaired() -> None:
+        text = f"include {ROOT / 'Makefile'}\nprobe:\n\t$(call venv,.venv)\n"
+        command = ["make", "-f", "-", "probe", f"PYTHON={sys.executable}"]
+        subprocess.run(command, input=text, text=True, cwd=tmp_path, check=True, timeout=BUILD_S)
+        pip = subprocess.run([tmp_path / ".venv/bin/python", "-m", "pip", "--version"], capture_output=True)
+        assert str(tmp_path).encode() in pip.stdout
+
+    # What an interrupted `python -m venv` leaves, and what uv makes.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
+    (kept := tmp_path / ".venv/kept").touch()
+    repaired()
+    assert kept.exists()
+    # A Python that was upgraded leaves links to nothing.
+    for link in (tmp_path / ".venv/bin").glob("python*"):
+        link.unlink()
+    (tmp_path / ".venv/bin/python").symlink_to("/nonexistent/python")
+    repaired()
 
 
 def test_no_file_of_the_tree_names_a_machine() -> None:

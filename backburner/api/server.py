@@ -62,6 +62,13 @@ def url_of(sock: socket.socket) -> str:
     return f"http://{join_address(host, port)}"
 
 
+def local_url_of(sock: socket.socket) -> str:
+    """As this machine reaches it: 0.0.0.0 and :: stand for all of its addresses, and are none to connect to."""
+    host, port = sock.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{join_address(host, port)}"
+
+
 class Server(uvicorn.Server):
     """uvicorn, with an end that lets streams finish or tells them why they do not."""
 

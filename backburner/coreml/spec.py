@@ -54,16 +54,20 @@ class Program:
 
 
 def coremltools() -> Any:
-    """The module. It is large and optional: only making and checking templates needs it."""
-    # Off macOS it prints a line for each native part that is not there; none of them is needed.
+    """The module. It is large and optional: only making and checking templates needs it. Raises ConfigError."""
+    # Off macOS it prints a line for each native part that is not there; one of them is needed.
     logger = logging.getLogger("coremltools")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             import coremltools as ct
+            import coremltools.libmilstoragepython  # writes weight.bin; its sources install without it
     except ImportError as e:
-        raise ConfigError(f"This needs coremltools ({e}): pip install 'backburner[coreml]'.") from None
+        raise ConfigError(
+            f"This needs coremltools with its native parts ({e}): pip install 'backburner[coreml]', with a Python "
+            "before 3.14, on macOS or Linux x86-64; there are no wheels for others."
+        ) from None
     finally:
         logger.setLevel(level)
     return ct

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from backburner.config import Device
 from backburner.devices import Found, Probed, Survey
 from backburner.errors import BackburnerError
 from backburner.transport.link import Link
@@ -37,7 +38,7 @@ class Patient:
 
     survey: Survey
     device: Found | None  # the one that is meant; None: there is none
-    named: bool  # whether a person has named it, so that it ought to be there
+    named: Device | None  # what a person has named, so that it ought to be there
     connect: Callable[[], Link] | None
     spill_folder: Path | None
     spill_bytes: int

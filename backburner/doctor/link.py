@@ -16,14 +16,14 @@ NO_DEVICE = "no device"
 
 
 def usbmux_socket(patient: Patient) -> Result:
-    if patient.named and patient.device is not None and patient.device.usbmux is None:
-        return skipped(f"{patient.device.place} does not need it")
+    if patient.named is not None and patient.named.kind != "usb":
+        return skipped(f"{patient.named} does not need it")
     try:
         phones = usbmux.list_devices()
     except BackburnerError as e:
         plugged = any(one.usbmux is not None for one in patient.survey.devices)
         # On Linux it is started by the first phone.
-        if sys.platform.startswith("linux") and not plugged and not patient.named:
+        if sys.platform.startswith("linux") and not plugged and patient.named is None:
             return skipped(str(e))
         return failed(
             str(e), "start it: `systemctl start usbmuxd` on Linux; on macOS it is a part of the system"
@@ -34,11 +34,11 @@ def usbmux_socket(patient: Patient) -> Result:
 def device_seen(patient: Patient) -> Result:
     device = patient.device
     if device is None:
-        if patient.named:
+        if patient.named is not None:
             return failed("it is not there", "plug it in; `backburner devices` shows what is")
         return skipped("nothing is plugged in, and no --device was given")
     if not device.cabled:
-        return passed(f"{device.place}, as was asked for")
+        return passed(f"{device.device}, as was asked for")
     text = f"{device.name} {shorten(device.serial)}"
     if device.usbmux is False:
         return failed(

@@ -142,8 +142,7 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
 
 
 def _start_split_decode(parts: HostParts, report: Report) -> SplitDecodeRunner:
-    if len(parts.connect) != 1:
-        raise ConfigError("--split-decode needs exactly one --device, whose worker runs the other layers.")
+    (connector,) = parts.connect
     seam, config = parts.split_decode, read_config(parts.folder)
     layers = int(text_config(config)["num_hidden_layers"])
     if seam >= layers:
@@ -161,7 +160,7 @@ def _start_split_decode(parts: HostParts, report: Report) -> SplitDecodeRunner:
         )
     report.done(f"layers [0, {seam}) of {layers} here; {geometry.dtype}, attention engine {engine.name}")
     with contextlib.ExitStack() as undo:
-        worker = _worker(parts.connect[0], engine, geometry, loaded, report, undo)
+        worker = _worker(connector, engine, geometry, loaded, report, undo)
         if worker.welcome.layers != layers:
             raise ConfigError(
                 "--split-decode: the worker has not this model; start it with the same --model."

@@ -68,10 +68,7 @@ class Spill:
         self._engine = engine
         self._geometry = geometry
         self._layers = tuple(layers)
-        try:
-            self._folder = PrivateFolder(folder)
-        except OSError as e:
-            raise ConfigError(f"the spill folder {folder} cannot be used: {e}. Choose another one.") from e
+        self._folder = _private(folder)
         self._entries: dict[bytes, _Entry] = {}
         self._queue: deque[_Entry] = deque()
         self._queued_bytes = 0  # with the one that is being written
@@ -277,3 +274,15 @@ class Spill:
             else:
                 self._used_bytes -= entry.bytes
                 entry.state = _State.REFUSED
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ConfigError if nothing can be kept in the folder."""
+    _private(folder).remove()
+
+
+def _private(folder: Path) -> PrivateFolder:
+    try:
+        return PrivateFolder(folder)
+    except OSError as e:
+        raise ConfigError(f"the spill folder {folder} cannot be used: {e}. Choose another one.") from e

@@ -8,6 +8,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Any, Protocol
 
@@ -184,7 +185,7 @@ class PyusbEndpoints:
 
 def connect(serial: str | None = None, timeout_s: float = 5.0) -> BulkChannel:
     """A channel to the only gadget, or to the one with that serial. Raises TransportError or ConfigError."""
-    found = [(raw, cable.describe(raw)) for raw in cable.find_raw()]
+    found = [_with_serial(raw) for raw in cable.find_raw()]
     gadgets = [(raw, seen) for raw, seen in found if seen.kind == "gadget" and serial in (None, seen.serial)]
     if not gadgets:
         which = "no gadget of ours is" if serial is None else f"the gadget {serial} is not"
@@ -202,6 +203,16 @@ def connect(serial: str | None = None, timeout_s: float = 5.0) -> BulkChannel:
             f'rule: SUBSYSTEM=="usb", ATTR{{idVendor}}=="{seen.vendor:04x}", MODE="0660", TAG+="uaccess")'
         ) from None
     return BulkChannel(endpoints, peer, timeout_s)
+
+
+def _with_serial(raw: Any) -> tuple[Any, cable.Plugged]:
+    """A device and its description; a gadget is asked for its serial where the system does not tell it (macOS)."""
+    seen = cable.describe(raw)
+    if seen.kind == "gadget" and seen.serial is None:
+        # Without the right to open the device it stays unknown.
+        with contextlib.suppress(OSError, ValueError):
+            seen = replace(seen, serial=cable.printable(raw.serial_number or ""))
+    return raw, seen
 
 
 def _ms(seconds: float) -> int:

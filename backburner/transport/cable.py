@@ -167,7 +167,12 @@ def _sysfs(bus: int | None, ports: tuple[int, ...], name: str) -> str | None:
     if not sys.platform.startswith("linux") or bus is None or not ports:
         return None
     try:
-        text = (SYSFS / f"{bus}-{'.'.join(map(str, ports))}" / name).read_text(errors="replace").strip()
+        text = (SYSFS / f"{bus}-{'.'.join(map(str, ports))}" / name).read_text(errors="replace")
     except OSError:
         return None
-    return "".join(c for c in text if c.isprintable())[:64] or None
+    return printable(text)
+
+
+def printable(text: str) -> str | None:
+    """What of a device's string can be shown; None if that is nothing."""
+    return "".join(c for c in text.strip() if c.isprintable())[:64] or None

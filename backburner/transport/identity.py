@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
@@ -31,6 +31,18 @@ VALID_TO = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 
 # The same in every certificate: a stranger who opens a connection sees it, and learns no name from it.
 COMMON_NAME = "backburner"
+
+
+# All that the parser is known to raise, by a certificate that a stranger has made up.
+BAD_CERTIFICATE = (
+    ValueError,
+    TypeError,
+    InvalidSignature,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +82,7 @@ def certificate_fingerprint(certificate: bytes) -> bytes:
         with contextlib.suppress(x509.ExtensionNotFound):
             if cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
                 raise ProtocolError("the other side's certificate is an authority's")
-    except (ValueError, TypeError, InvalidSignature, x509.InvalidVersion) as e:
+    except BAD_CERTIFICATE as e:
         raise ProtocolError(f"the other side's certificate cannot be used: {e or type(e).__name__}") from None
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
 
