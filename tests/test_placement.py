@@ -14,6 +14,8 @@ from backburner.engine.sequence import Sequence
 from backburner.errors import HostFull, WorkerLost
 from backburner.kv.mover import PageMover
 from backburner.model import load as load_module
+from backburner.transport import messages as m
+from backburner.worker.server import Session
 from tests.host import (
     BEST_ENGINE,
     ENGINES,
@@ -22,6 +24,7 @@ from tests.host import (
     host,
     link_to,
     long_prompt,
+    same,
     serving,
     tiny,
     until,
@@ -134,9 +137,6 @@ def test_a_page_of_another_engine_is_not_taken_for_ours() -> None:
 
 
 def test_a_partial_of_another_shape_is_refused(alone, monkeypatch, caplog, tmp_path) -> None:
-    from backburner.transport import messages as m
-    from backburner.worker.server import Session
-
     attend = Session._attend
     monkeypatch.setattr(
         Session,
@@ -154,6 +154,37 @@ def test_a_partial_of_another_shape_is_refused(alone, monkeypatch, caplog, tmp_p
             tokens, logits = generate(runner, long_prompt(), 2)
             assert tokens == alone[0][:2]
             assert all(np.array_equal(a, b) for a, b in zip(logits, alone[1], strict=False))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda rows: rows[:, :5],
+        lambda rows: rows[:1],
+        lambda rows: rows[..., :8],
+        lambda rows: rows.astype(np.float16),
+    ],
+    ids=["rows", "heads", "head_dim", "dtype"],
+)
+def test_a_page_that_comes_back_in_another_shape_is_as_good_as_lost(monkeypatch, damage) -> None:
+    """The edit goes back into a held page, of which nobody else has a copy: the conversation is read anew."""
+    prompt = (long_prompt() * 3)[:1000]
+    edited = prompt[:900] + [t ^ 1 for t in prompt[900:]]
+    get_page = Session._get_page
+
+    def damaged(session: Session, request: m.GetPage) -> m.PageRows:
+        reply = get_page(session, request)
+        return m.PageRows(damage(reply.k), damage(reply.v))
+
+    with host(page_tokens=100) as runner:
+        expected = generate(runner, edited, 2)
+    monkeypatch.setattr(Session, "_get_page", damaged)
+    with serving() as server, host(lambda: link_to(server), page_tokens=100, sessions=1) as runner:
+        _, _, state = generate_with_state(runner, prompt, 2)
+        assert state.table.held * 100 > 768, "the test must really go back into a held page"
+        tokens, logits, state = generate_with_state(runner, edited, 2)
+        same((tokens, logits), expected)
+        assert state.read_from == 0
 
 
 def test_a_worker_that_is_full_leaves_pages_on_the_host(alone, caplog) -> None:

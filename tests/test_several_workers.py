@@ -1,6 +1,7 @@
 """Several workers for one conversation, its old pages and as a chain its tail: the bits are those of the host alone."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from backburner.engine.request import GenerationRequest
 from backburner.engine.sequence import Sequence
 from backburner.model.hybrid import HybridModel
 from backburner.model.load import load
-from backburner.transport.messages import Attend, AttendAhead, FoldOnto, Message, PutRows, TailChunk
+from backburner.transport.messages import Attend, AttendAhead, FoldOnto, Message, PutRows, TailAck, TailChunk
 from backburner.worker.mirror import Mirror
 from backburner.worker.server import AHEAD_MAX
+from backburner.worker.tail import Tail
 from benchmarks.models import SMALL, write_small
 from tests.crossing import of, watched
 from tests.host import (
@@ -144,6 +146,32 @@ def test_a_first_stage_that_runs_out_of_memory_costs_the_second_nothing() -> Non
         for connection in connections:
             assert connection is not None
             until(lambda link=connection.link: not link._expected)
+
+
+def test_a_first_stage_whose_residual_was_not_asked_for_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not the second, which would run it."""
+    run = Tail._run
+
+    def damaged(*arguments: Any) -> TailAck:
+        ack = run(*arguments)
+        return ack if ack.residual is None else replace(ack, residual=ack.residual[:5])
+
+    monkeypatch.setattr(Tail, "_run", damaged)
+    prompt = PROMPT[:700]
+    sent: list[Message] = []
+    with (
+        serving(model=MODEL) as one,
+        serving(model=MODEL) as two,
+        host(
+            [lambda: link_to(one), lambda: watched(two, sent.append)], split_layer=SEAM, window_tokens=WIDE
+        ) as runner,
+    ):
+        same(generate(runner, prompt, TOKENS), alone(tuple(prompt)))
+        assert runner.status().lost_reads == 1
+    assert not of(sent, TailChunk)
+    assert "for a residual of shape (256, 192)" in caplog.text
 
 
 def test_a_cancelled_chain_leaves_nothing_on_its_links(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,12 @@ import functools
 import itertools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from backburner.attention.select import make_engine
@@ -23,6 +24,7 @@ from backburner.engine.tail import TailRead
 from backburner.kv.pages import PageTable, PendingAttention
 from backburner.model.load import TINY, read_config
 from backburner.transport import fields
+from backburner.transport.fields import Array
 from backburner.transport.messages import (
     Attend,
     Message,
@@ -470,6 +472,64 @@ def test_rows_that_a_worker_has_no_room_for_leave_no_replies_on_the_link() -> No
         assert (runner._seam.reads.split, runner._seam.reads.whole) == (0, 1)
         assert (connection := runner.workers[0].connection) is not None
         assert not connection.link._expected
+
+
+def check_that_the_host_goes_on(runner: ModelRunner) -> None:
+    check(runner, PROMPT[:1025])
+    assert (runner.status().split_reads, runner.status().lost_reads) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda rows: rows[:1],
+        lambda rows: rows[:, :1],
+        lambda rows: rows[:, :, :5],
+        lambda rows: rows[..., :8],
+        lambda rows: rows.astype(np.float16),
+    ],
+    ids=["layers", "heads", "rows", "head_dim", "dtype"],
+)
+def test_an_ack_whose_rows_were_not_asked_for_leaves_the_rest_to_the_host(
+    monkeypatch: pytest.MonkeyPatch, worker: WorkerServer, damage: Callable[[Array], Array]
+) -> None:
+    stacked = Tail._stacked_rows
+    monkeypatch.setattr(Tail, "_stacked_rows", lambda *arguments: tuple(map(damage, stacked(*arguments))))
+    with host(lambda: link_to(worker), split_layer=SEAM, window_tokens=WIDE) as runner:
+        check_that_the_host_goes_on(runner)
+
+
+@pytest.mark.parametrize("residual_ubatches", [1, 100])  # with one, states are asked for in the middle, too
+@pytest.mark.parametrize(
+    ("layer", "damage"),
+    [
+        (ATTENTION[-1], lambda k, v: (k[:, :5], v[:, :5])),
+        (ATTENTION[-1], lambda k, v: (k, v[:, :, :8])),
+        (SEAM, lambda conv, recurrent: (conv[:, :1], recurrent)),
+        (SEAM, lambda conv, recurrent: (conv, recurrent.astype(np.float16))),
+    ],
+    ids=["rows", "v's head_dim", "conv", "recurrent's dtype"],
+)
+def test_a_state_of_another_shape_leaves_the_rest_to_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+    worker: WorkerServer,
+    layer: int,
+    damage: Callable[[Array, Array], tuple[Array, Array]],
+    residual_ubatches: int,
+) -> None:
+    residual_bytes = residual_ubatches * 256 * 192 * 4
+    monkeypatch.setattr(
+        seam_module, "TailRead", functools.partial(TailRead, residual_bytes_max=residual_bytes)
+    )
+    left_at = Mirror.left_at
+
+    def damaged(mirror: Mirror, at_layer: int, position: int) -> tuple[Array, Array]:
+        first, second = left_at(mirror, at_layer, position)
+        return damage(first, second) if at_layer == layer else (first, second)
+
+    monkeypatch.setattr(Mirror, "left_at", damaged)
+    with host(lambda: link_to(worker), split_layer=SEAM, window_tokens=WIDE) as runner:
+        check_that_the_host_goes_on(runner)
 
 
 # At seam 2, what the tail's first attention layer sees decides all that follows. At 4, its only one is the last layer.

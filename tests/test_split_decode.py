@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from backburner.transport import fields
 from backburner.transport.link import Link
 from backburner.transport.messages import Message, TailAck, TailChunk
 from backburner.worker.server import WorkerServer
+from backburner.worker.tail import Tail
 from benchmarks.answer import answer_tokens
 from tests.crossing import of, watched
 from tests.host import (
@@ -156,6 +158,43 @@ def test_tokens_are_those_of_a_host_that_has_all_layers(
         assert through(runner, prompt, sampling) == expected
     asked = [c.top for c in of(sent, TailChunk)]
     assert asked == [None, None, *[top] * TOKENS], "what crosses is what sampling needs"
+
+
+GREEDY, ALL = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=7)  # one logit, and all
+
+
+@pytest.mark.parametrize(
+    ("sampling", "damage"),
+    [
+        (GREEDY, lambda ack: replace(ack, ids=ack.ids + head().model.vocab_size)),
+        (GREEDY, lambda ack: replace(ack, ids=-1 - ack.ids)),
+        (GREEDY, lambda ack: replace(ack, logits=ack.logits.repeat(2), ids=ack.ids.repeat(2))),
+        (GREEDY, lambda ack: replace(ack, ids=None)),
+        (GREEDY, lambda ack: replace(ack, logits=None, ids=None)),
+        (ALL, lambda ack: replace(ack, logits=ack.logits[:-1])),
+        (ALL, lambda ack: replace(ack, logits=ack.logits.astype(np.float16))),
+    ],
+    ids=["ids beyond", "ids below 0", "too many", "no ids", "none", "too few", "dtype"],
+)
+def test_logits_that_were_not_asked_for_cost_only_time(
+    monkeypatch: pytest.MonkeyPatch,
+    server: WorkerServer,
+    sampling: SamplingParams,
+    damage: Callable[[TailAck], TailAck],
+) -> None:
+    prompt = PROMPT[:600]
+    with host(window_tokens=100_000) as runner:
+        expected = through(runner, prompt, sampling)
+    run, acks = Tail._run, itertools.count(1)
+
+    def damaged(*arguments: Any) -> TailAck:
+        ack = run(*arguments)
+        return damage(ack) if ack.logits is not None and next(acks) == 4 else ack
+
+    monkeypatch.setattr(Tail, "_run", damaged)
+    with split(lambda: link_to(server)) as runner:
+        assert through(runner, prompt, sampling) == expected
+        assert runner.worker.reconnects == 1
 
 
 def test_a_following_read_goes_on_where_the_last_one_stood(server: WorkerServer, all_logits: None) -> None:

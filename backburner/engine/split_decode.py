@@ -22,7 +22,6 @@ from backburner.engine.text import TextStream, token_bytes
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import (
     BackburnerError,
-    ProtocolError,
     TransportError,
     UnknownPage,
     Unsupported,
@@ -223,9 +222,9 @@ class SplitDecodeRunner:
             return None  # the tail may go on behind
         while waiting:
             ack = self._ack(stage, waiting)
-        if ack is None or ack.logits is None:
-            raise ProtocolError("the worker sent no logits")
-        return mx.array(numpy_logits(ack, self._model.vocab_size))
+        assert ack is not None, "the step has run nothing"
+        top = logits_needed(state.request)
+        return mx.array(numpy_logits(ack, self._model.vocab_size, top, self._geometry.dtype))
 
     def _make_room(self, tokens: int) -> None:
         """The running conversation, of so many tokens, fits by itself; kept ones stay as far as there is room."""

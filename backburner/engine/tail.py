@@ -15,6 +15,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from backburner.attention.engine import F32
+from backburner.attention.numpy_engine import widen
 from backburner.engine.sequence import Checkpoint, Sequence
 from backburner.errors import BackburnerError, ProtocolError, TransportError
 from backburner.kv.mover import PIECE_BYTES
@@ -34,6 +36,7 @@ from backburner.transport.messages import (
     TailOpened,
     TailRewind,
 )
+from backburner.transport.replies import checked_tensor
 
 log = logging.getLogger("backburner.engine")
 
@@ -50,6 +53,8 @@ OPEN_DEADLINE_S = 120.0
 
 # Ubatches by whose names a worker finds its mirror: what is beyond 262,144 tokens it has to be given again.
 KEYS_MAX = ITEMS_MAX
+
+State = tuple[npt.NDArray[Any], npt.NDArray[Any]]  # the two tensors of a StateReply
 
 
 class TailLost(BackburnerError):
@@ -307,16 +312,25 @@ class TailRead:
     def _tail(self, layers: Items[int]) -> list[int]:
         return [i for i in layers if i >= self.seam]
 
+    def _attention_layers(self, number: int) -> list[int]:
+        """Of a stage: those whose rows come with its acks."""
+        stage = self.stages[number]
+        return [i for i in self._state.table.layers if stage.first <= i < stage.stop]
+
     # -- called by collectors -------------------------------------------------------------------------------------
 
     def arrived(self, number: int, chunk: _Chunk, ack: TailAck) -> None:
         """A stage has run a chunk: its rows are kept for `push`, its residual goes to the next stage."""
         if ack.position != chunk.end:
             raise ProtocolError(f"a tail stands at {ack.position} after a chunk that ends at {chunk.end}")
+        geometry, hidden = self._state.table.geometry, self._model.hidden_size
+        if chunk.rows:
+            layers = len(self._attention_layers(number))
+            shape = layers, geometry.kv_heads, chunk.tokens, geometry.head_dim
+            checked_tensor("rows", ack.k, geometry.dtype, shape)  # a TailAck's v is like its k
         if number + 1 < len(self.stages):
-            if ack.residual is None:
-                raise ProtocolError("a stage of a chain sent no residual")
-            self._collectors[number + 1].send(chunk, ack.residual)
+            residual = checked_tensor("a residual", ack.residual, geometry.dtype, (chunk.tokens, hidden))
+            self._collectors[number + 1].send(chunk, residual)
         with self._changed:
             self._acks.append((number, ack))
             self._acked[number] = chunk.end
@@ -391,14 +405,12 @@ class TailRead:
             self._acks.clear()
         layers = self._state.table.layers
         for number, ack in acks:
-            stage = self.stages[number]
-            mine = [i for i in layers if stage.first <= i < stage.stop]
             if ack.position == self._last_start:
                 continue  # its rows come layer by layer
-            if ack.k is None or ack.v is None or len(ack.k) != len(mine):
-                raise TailLost("a worker sent no rows with its ack")
-            for n, layer in enumerate(mine):
-                layers[layer].append(ack.k[n], ack.v[n])
+            assert ack.k is not None  # `arrived` has checked them
+            assert ack.v is not None
+            for layer, k, v in zip(self._attention_layers(number), ack.k, ack.v, strict=True):
+                layers[layer].append(k, v)
 
     def _move_base(self) -> None:
         """In a long read: when the states of a later position are there, what led to it can be forgotten."""
@@ -415,7 +427,7 @@ class TailRead:
         while self._residuals and self._residuals[0][0] < position:
             self._residuals.popleft()
 
-    def _state_of(self, layer: int, position: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def _state_of(self, layer: int, position: int) -> State:
         """What a layer left at a position where it was asked for."""
         asked = layer, position
         with self._changed:
@@ -424,10 +436,25 @@ class TailRead:
         behind = max(1, self._pushed - self._acked[-1])
         try:
             reply = stage.connection.link.wait(tag, stage.deadline_s(behind))
+            assert isinstance(reply, StateReply)  # the link has checked it
+            return self._checked_state(layer, position, reply)
         except BackburnerError as e:
             raise TailLost(str(e)) from e
-        assert isinstance(reply, StateReply)
-        return reply.first, reply.second
+
+    def _checked_state(self, layer: int, position: int, reply: StateReply) -> State:
+        """Of a recurrent layer conv and recurrent, of an attention layer the k and v that follow the rows here. Raises
+        ProtocolError."""
+        first, second = reply.first, reply.second
+        model, geometry = self._model, self._state.table.geometry
+        pages = self._state.table.layers.get(layer)
+        if pages is None:
+            checked_tensor("a conv state", first, geometry.dtype, model.conv_shape)
+            checked_tensor("a recurrent state", second, "float32", model.recurrent_shape)
+        else:
+            shape = geometry.kv_heads, position - pages.offset, geometry.head_dim
+            checked_tensor("rows", first, geometry.dtype, shape)
+            checked_tensor("rows", second, geometry.dtype, shape)
+        return first, second
 
     def finish(self, residual: mx.array) -> tuple[mx.array, dict[int, list[Any]]]:
         """The last ubatch's residual [1, T, hidden] through the tail on the host, one layer behind the worker.
@@ -488,14 +515,18 @@ class TailRead:
             collector.end()
 
 
-def numpy_logits(ack: TailAck, vocab_size: int) -> npt.NDArray[np.float32]:
-    """[vocab] of an ack that carries all logits or the largest; the others are -inf."""
-    assert ack.logits is not None
-    logits = ack.logits
-    if logits.dtype == np.uint16:  # the bits of bfloat16
-        logits = (logits.astype(np.uint32) << 16).view(np.float32)
-    if ack.ids is None:
-        return logits.astype(np.float32)
+def numpy_logits(ack: TailAck, vocab_size: int, top: int, dtype: str) -> F32:
+    """[vocab] of an ack that was asked for all logits (top = 0), or for the `top` largest: the others are -inf then.
+
+    dtype: of the activations. Raises ProtocolError.
+    """
+    count = min(top, vocab_size) or vocab_size
+    logits = widen(checked_tensor("logits", ack.logits, dtype, (count,)))
+    if top == 0:
+        return logits
+    ids = checked_tensor("ids", ack.ids, "int32", (count,))
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise ProtocolError(f"a worker sent logits of tokens that are not among the model's {vocab_size}")
     full = np.full(vocab_size, -np.inf, np.float32)
-    full[ack.ids] = logits
+    full[ids] = logits
     return full

@@ -21,6 +21,7 @@ from backburner.transport.messages import (
     GetPage,
     NamePages,
 )
+from backburner.transport.replies import checked_tensor
 
 log = logging.getLogger("backburner.kv")
 
@@ -361,6 +362,7 @@ class HeldPages:
             rows = min(piece, geometry.page_tokens - row0)
             try:
                 reply = share.connection.link.exchange(GetPage(key, layer, row0, rows), MOVE_DEADLINE_S)
+                checked_tensor("rows", reply.k, geometry.dtype, (geometry.kv_heads, rows, geometry.head_dim))
             except (RemoteError, TransportError) as e:
                 raise _lost(e) from e
             self._engine.append(page, reply.k, reply.v)

@@ -18,6 +18,7 @@ from backburner.kv.mover import PageMover
 from backburner.transport.clock import ReplyClock
 from backburner.transport.link import Link
 from backburner.transport.messages import Attend, AttendAhead, FoldOnto, Message, PartialReply
+from backburner.transport.replies import checked_tensor
 
 log = logging.getLogger("backburner.kv")
 
@@ -148,16 +149,11 @@ class HeldQuestion:
             if before is not None:  # all but the first
                 reply = connection.link.exchange(FoldOnto(tag, before.o, before.lse), deadline_s)
                 self._send_next(connection)
+            assert isinstance(reply, PartialReply)  # the link has checked it, and the message its lse
+            checked_tensor("a partial", reply.o, "float32", self._q.shape)
         except (RemoteError, TransportError) as e:
             log.warning("a worker did not answer for held pages: %s", e)
             connection.link.give_up(str(e))
-            return None
-        assert isinstance(reply, PartialReply)  # the link has checked it
-        if reply.o.shape != self._q.shape:
-            # Broadcasting would merge it without a word.
-            why = f"a partial of shape {reply.o.shape} for a query of {self._q.shape}"
-            log.error("%s", why)
-            connection.link.give_up(why)
             return None
         return Partial(reply.o, reply.lse)
 
