@@ -300,6 +300,7 @@ class Failing(SimulatedRuntime):
         self.broken = False
         self.go_on = threading.Event()  # calls hang while it is not set
         self.go_on.set()
+        self.called = threading.Event()
         self.loads = 0
 
     def load(self, manifest, image, folder):
@@ -308,6 +309,7 @@ class Failing(SimulatedRuntime):
         predict = super().load(manifest, image, folder)
 
         def call(inputs):
+            self.called.set()
             assert self.go_on.wait(PATIENCE_S)
             if self.broken:
                 raise RuntimeError("the Neural Engine is gone")
@@ -332,10 +334,17 @@ def test_a_page_that_fails_in_use_is_answered_from_its_rows(kitchen: Path) -> No
 def test_a_page_that_hangs_is_answered_from_its_rows(kitchen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baked, "FIRST_DEADLINE_S", 0.2)
     monkeypatch.setattr(baked, "FLOOR_S", 0.2)
-    runtime = Failing()
+    runtime, wait = Failing(), baked._Beside.wait
+
+    def wait_once_begun(*arguments):
+        assert runtime.called.wait(PATIENCE_S)  # a busy machine may start the thread after the deadline
+        return wait(*arguments)
+
+    monkeypatch.setattr(baked._Beside, "wait", wait_once_begun)
     with baking(kitchen, runtime=runtime) as made:
         made.put("a", "b", "c", "d", "e", "f")
         made.until_baked(6)
+        runtime.called.clear()
         runtime.go_on.clear()
         assert made.error_against_ordinary() < 1e-6
         assert made.runs() == 2, "nothing is known against those behind it"

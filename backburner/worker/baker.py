@@ -337,8 +337,6 @@ class Baker:
             return ready_template(shape, Path(folder) / name, settings.runtime)
 
     def _refuse(self, name: RunName, why: str) -> None:
-        if len(self.refused) >= REFUSALS_MAX:
-            del self.refused[next(iter(self.refused))]
         self.refused[name] = self.error = why
         log.warning("layer %d of a page stays with the ordinary engine: %s", name.layer, why)
 
