@@ -90,6 +90,7 @@ BAD_FLAGS = [
     ),
     (["serve", "--spill-dir", "~no-such-user/spill"], "Write the whole path"),
     (["serve", "--api-key-file", "~no-such-user/keys"], "Write the whole path"),
+    (["serve", "--model", "~no-such-user/model"], "Write the whole path"),
     (["worker", "--listen", "0.0.0.0:1"], "no host is paired"),
     (["worker", "--listen", "somewhere"], "is not HOST:PORT"),
     (["worker", "--memory", "-1GiB"], "is not an amount of memory"),

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import load_model, load_tokenizer
 
+from backburner.config import expanded
 from backburner.errors import ModelError
 from backburner.model.cpu import prepare_for_cpu, runs_on_cpu
 from backburner.model.fingerprint import fingerprint
@@ -49,11 +50,11 @@ class LoadedModel:
 def find_model(model: str | None) -> tuple[str, Path]:
     """The name to serve and the local folder of `--model`: None (the embedded one), a folder, or a Hugging Face id.
 
-    Raises ModelError when there is no such folder or the hub cannot give it.
+    Raises ModelError when there is no such folder or the hub cannot give it, ConfigError for ~ of an unknown user.
     """
     if model is None:
         return "tiny", TINY
-    folder = Path(model).expanduser()
+    folder = expanded(model)
     if folder.is_dir():
         return folder.resolve().name, folder
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):

@@ -33,7 +33,7 @@ VALID_TO = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 COMMON_NAME = "backburner"
 
 
-# All that the parser has been seen to raise: any of it can come from a stranger.
+# All that the parser is known to raise, by a certificate that a stranger has made up.
 BAD_CERTIFICATE = (
     ValueError,
     TypeError,
