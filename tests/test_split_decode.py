@@ -15,7 +15,7 @@ from backburner.engine import split_decode, tail
 from backburner.engine.request import GenerationRequest, SamplingParams
 from backburner.engine.split_decode import SplitDecodeRunner
 from backburner.engine.worker_link import WorkerLink
-from backburner.errors import WorkerLost
+from backburner.errors import WorkerBusy, WorkerLost
 from backburner.model.fingerprint import layers_fingerprint
 from backburner.model.load import TINY, LoadedModel, Part, load, read_config
 from backburner.transport import fields
@@ -277,6 +277,52 @@ def test_a_worker_that_was_started_anew_reads_what_it_lost(all_logits: None, ste
         with split(lambda: link_to(servers[0])) as runner:
             check(runner, PROMPT, before_step=before_step)
             assert runner.worker.reconnects == 1
+
+
+def test_a_worker_that_is_busy_at_first_is_waited_for(server: WorkerServer, all_logits: None) -> None:
+    """Its session with the link that broke may not have ended when it is tried again."""
+    refusals = 0
+
+    def connect() -> Link:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise WorkerBusy("this worker already serves another host")
+        return link_to(server)
+
+    def before_step(number: int) -> None:
+        nonlocal refusals
+        if number == 5:
+            refusals = 3
+            runner.worker._current.link._channel.close()
+
+    with split(connect) as runner:
+        check(runner, PROMPT, before_step=before_step)
+        assert runner.worker.reconnects == 1
+    assert refusals == 0
+
+
+def test_a_tail_that_stands_elsewhere_after_a_chunk_is_not_believed(
+    server: WorkerServer, all_logits: None
+) -> None:
+    wrong = 1
+
+    class Elsewhere(Link):
+        def wait(self, tag: int, timeout_s: float | None = None) -> Message:
+            nonlocal wrong
+            reply = super().wait(tag, timeout_s)
+            if isinstance(reply, TailAck) and reply.logits is not None and wrong:
+                wrong -= 1
+                return replace(reply, position=reply.position + 1)
+            return reply
+
+    def connect() -> Link:
+        link = link_to(server)
+        return Elsewhere(link._channel, link.timeout_s)
+
+    with split(connect) as runner:
+        check(runner, PROMPT)
+        assert runner.worker.reconnects == 1
 
 
 def test_a_worker_that_stays_away_ends_the_request_with_a_named_error(

@@ -22,6 +22,7 @@ from backburner.engine.text import TextStream, token_bytes
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import (
     BackburnerError,
+    ProtocolError,
     TransportError,
     UnknownPage,
     Unsupported,
@@ -50,9 +51,8 @@ class _State:
     request: GenerationRequest
     stage: Stage | None = None
     done: int = 0  # tokens that have run here and were sent on
-    waiting: deque[tuple[int, int]] = field(
-        default_factory=deque
-    )  # tag and tokens of chunks not yet answered
+    # Tag, tokens and end of chunks not yet answered.
+    waiting: deque[tuple[int, int, int]] = field(default_factory=deque)
 
     @property
     def tokens(self) -> list[int]:
@@ -213,7 +213,11 @@ class SplitDecodeRunner:
             top = logits_needed(state.request) if end == stop and end >= prompt else None
             rows = to_numpy(residual)[0]
             waiting.append(
-                (link.post(TailChunk(stage.sequence, position, rows, key, False, keep, top)), end - position)
+                (
+                    link.post(TailChunk(stage.sequence, position, rows, key, False, keep, top)),
+                    end - position,
+                    end,
+                )
             )
             while len(waiting) > IN_FLIGHT:
                 ack = self._ack(stage, waiting)
@@ -232,11 +236,13 @@ class SplitDecodeRunner:
             if not self.sessions.drop_oldest():
                 break
 
-    def _ack(self, stage: Stage, waiting: deque[tuple[int, int]]) -> TailAck:
-        ahead = sum(tokens for _, tokens in waiting)
-        tag, _ = waiting.popleft()
+    def _ack(self, stage: Stage, waiting: deque[tuple[int, int, int]]) -> TailAck:
+        ahead = sum(tokens for _, tokens, _ in waiting)
+        tag, _, end = waiting.popleft()
         ack = stage.connection.link.wait(tag, stage.deadline_s(ahead))
         assert isinstance(ack, TailAck)  # the link has checked it
+        if ack.position != end:
+            raise ProtocolError(f"a tail stands at {ack.position} after a chunk that ends at {end}")
         stage.observe(ahead, ack.seconds)
         return ack
 
@@ -290,7 +296,7 @@ class SplitDecodeRunner:
             if state.stage is not None:
                 state.stage.connection.link.close()
             try:
-                if not self.worker.await_return(RETURN_DEADLINE_S):
+                if not self.worker.await_arrival(RETURN_DEADLINE_S):
                     raise WorkerLost(
                         f"The worker that runs most of this model is away: {self.worker.lost}. "
                         "Send the request again when it is back."

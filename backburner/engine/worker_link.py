@@ -196,6 +196,18 @@ class WorkerLink:
                     break
             return self._current.alive
 
+    def await_arrival(self, timeout_s: float) -> bool:
+        """Waits for a lost worker through as many attempts as it takes; the first is at once. Whether it is there."""
+        deadline = time.monotonic() + timeout_s
+        if self.await_return(timeout_s):
+            return True
+        with self._changed:
+            while not (self._current.alive or self._closing):
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    break
+            return self._current.alive
+
     def _arrived(self) -> None:
         """A worker that is away may have come: it is tried now, whether or not anyone has asked for it."""
         if self._current.alive:

@@ -13,6 +13,7 @@ from backburner.errors import (
     BackburnerError,
     LinkTimeout,
     OutOfBudget,
+    ProtocolError,
     RemoteError,
     TransportError,
     UnknownPage,
@@ -236,7 +237,10 @@ class PageMover:
                 self._changed.notify_all()  # from here on, less silence is allowed
 
     def _has(self, key: bytes, layer: int | None) -> bool:
-        return bool(self._exchange(Have((key,), layer)).bitmap[0] & 1)
+        bitmap = self._exchange(Have((key,), layer)).bitmap
+        if len(bitmap) != 1:
+            raise ProtocolError(f"a worker answered for one page in {len(bitmap)} bytes")
+        return bool(bitmap[0] & 1)
 
     def _send(self, key: bytes, layer: int, page: Any) -> None:
         piece_rows = max(1, PIECE_BYTES // self._geometry.row_bytes)
