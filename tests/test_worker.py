@@ -22,6 +22,7 @@ from backburner.errors import (
     WorkerBusy,
 )
 from backburner.transport import messages as m
+from backburner.transport import read_ahead
 from backburner.transport.channel import SocketChannel
 from backburner.transport.link import Link
 from backburner.transport.memory import memory_pair
@@ -404,15 +405,16 @@ def test_a_host_that_does_not_wait_is_read_no_further_than_the_bound() -> None:
     tags: list[int] = []
     host = threading.Thread(target=lambda: tags.extend(link.post(ping) for _ in range(8)), daemon=True)
     host.start()
-    until(lambda: peer.bytes_received > 1_000_000)
-    time.sleep(0.1)
-    assert peer.bytes_received < 1_600_000
+    with requests.replying():
+        until(lambda: peer.bytes_received > 1_000_000)
+        time.sleep(0.1)
+        assert peer.bytes_received < 1_600_000
     received = [requests.receive()[0] for _ in range(8)]
     host.join(LONG_S)
     assert received == tags
     link.close()
     for _ in range(2):
-        with pytest.raises(LinkClosed, match="goodbye"):
+        with pytest.raises(LinkClosed, match=r"goodbye|closed"):
             requests.receive()
 
 
@@ -420,21 +422,54 @@ def test_requests_that_came_before_the_host_left_are_received() -> None:
     near, far = memory_pair()
     requests = ReadAhead(Peer(far), idle_s=60.0)
     link = Link(near)
-    tag = link.post(m.Ping())
+    tags = [link.post(m.Ping()) for _ in range(3)]
     link.close()
-    assert requests.receive()[0] == tag
+    with requests.replying():
+        until(lambda: requests._ended is not None)
+    assert [requests.receive()[0] for _ in tags] == tags
     with pytest.raises(LinkClosed):
         requests.receive()
+
+
+def test_nobody_reads_ahead_while_replies_are_quick() -> None:
+    near, far = memory_pair()
+    requests = ReadAhead(Peer(far), idle_s=60.0)
+    link = Link(near)
+    for _ in range(50):
+        tag = link.post(m.Ping())
+        assert requests.receive()[0] == tag
+        with requests.replying():
+            pass
+        assert not requests._taken
+    link.close()
+
+
+def test_a_slow_reply_is_noticed_after_a_long_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "AWAKE_S", 0.01)
+    near, far = memory_pair()
+    requests = ReadAhead(Peer(far), idle_s=60.0)
+    link = Link(near)
+    for _ in range(20):
+        until(lambda: requests._asleep)
+        tag = link.post(m.Ping())
+        with requests.replying():
+            until(lambda: len(requests._waiting) == 1)
+        assert requests.receive()[0] == tag
+        last = link.post(m.Ping())  # the thread that took over hands back when it has read one more
+        assert requests.receive()[0] == last
+    link.close()
 
 
 def test_a_full_queue_does_not_keep_the_reading_thread() -> None:
     near, far = memory_pair()
     peer = Peer(far)
+    threads = threading.active_count()
     requests = ReadAhead(peer, idle_s=60.0, bytes_max=1)
     link = Link(near)
     for _ in range(4):
         link.post(m.Ping())
-    until(lambda: len(requests._waiting) == 2)
+    with requests.replying():
+        until(lambda: len(requests._waiting) == 2)
     requests.close()
     peer.close()
-    until(lambda: f"reads {peer.peer}" not in {t.name for t in threading.enumerate()})
+    until(lambda: threading.active_count() <= threads)

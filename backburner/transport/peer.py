@@ -67,5 +67,10 @@ class Peer(Connection):
         self._unanswered.discard(tag)
 
     def reply_error(self, tag: int, code: str, text: str) -> None:
-        """Answers with an Error; the codes are those of `errors.REMOTE_ERRORS`."""
-        self.reply(tag, Error(code, text[:ERROR_TEXT_MAX]))
+        """Answers with an Error."""
+        self.reply(tag, error_reply(code, text))
+
+
+def error_reply(code: str, text: str) -> Error:
+    """An Error of a length that fits; the codes are those of `errors.REMOTE_ERRORS`."""
+    return Error(code, text[:ERROR_TEXT_MAX])

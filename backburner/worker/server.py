@@ -30,7 +30,7 @@ from backburner.errors import (
 from backburner.kv.mover import HEARTBEAT_S
 from backburner.transport import messages as m
 from backburner.transport.channel import Channel, Door
-from backburner.transport.peer import Peer
+from backburner.transport.peer import Peer, error_reply
 from backburner.transport.read_ahead import ReadAhead
 from backburner.worker.store import PageStore
 from backburner.worker.throttle import Throttle
@@ -143,26 +143,28 @@ class Session:
         requests = ReadAhead(self._peer, IDLE_DEADLINE_S)
         try:
             while True:
-                self._respond(*requests.receive())
+                tag, request = requests.receive()
+                self._tag = tag
+                reply = self._reply_to(request)
+                if reply is not None:
+                    with requests.replying():
+                        self._peer.reply(tag, reply)
         finally:
             requests.close()
 
-    def _respond(self, tag: int, request: m.Message) -> None:
-        """Answers one request. Raises TransportError if the link ends."""
-        self._tag = tag
+    def _reply_to(self, request: m.Message) -> m.Message | None:
+        """None: the tail replies by itself."""
         try:
             if isinstance(request, TAIL_REQUESTS):
-                self._pass_on(tag, request)
-                return
-            reply = self._answer(request)
+                self._pass_on(self._tag, request)
+                return None
+            return self._answer(request)
         except RemoteError as e:
             log.debug("refused %s: %s", type(request).__name__, e)
-            self._peer.reply_error(tag, e.code, str(e))
+            return error_reply(e.code, str(e))
         except Exception as e:  # a fault of ours: this request fails, the pages and the link live on
             log.exception("%s failed", type(request).__name__)
-            self._peer.reply_error(tag, RemoteError.code, f"{type(e).__name__}: {e}")
-        else:
-            self._peer.reply(tag, reply)
+            return error_reply(RemoteError.code, f"{type(e).__name__}: {e}")
 
     def _exchange_keys(self, request: m.PairKeys) -> m.Paired:
         if self._introduce is None:
