@@ -74,6 +74,7 @@ tiny: setup
 
 vectors: setup
 	$(BIN)/python -m scripts.make_vectors
+	$(BIN)/python -m scripts.make_attention_vectors
 	$(BIN)/python -m scripts.make_coreml_vectors
 
 clean:
