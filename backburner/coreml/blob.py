@@ -118,9 +118,10 @@ def patch(
             case "k_scale", _:
                 _patch_key_steps(array, one, k)
             case "v", "float16":
-                _patch_values(array, one, v, exponents)
+                _patch_values(array, one, _scaled_values(one, v, exponents))
             case "v", "int8":
-                _patch_integer_values(array, one, v, exponents, v_steps)
+                scaled = _scaled_values(one, v, exponents)
+                _patch_values(array, one, _integers(scaled, v_steps[_heads(one), None, :]))
             case "v_scale", _:
                 array.reshape(one.heads, -1)[...] = v_steps[_heads(one)]
             case "mask", _:
@@ -163,27 +164,11 @@ def _patch_keys(array: npt.NDArray[Any], one: Constant, k: npt.NDArray[Any]) -> 
     flat[:, :, head_dim:] = 1  # the estimate's channel, if there is one
 
 
-def _patch_values(
-    array: npt.NDArray[Any], one: Constant, v: npt.NDArray[Any], exponents: npt.NDArray[np.int16]
-) -> None:
-    scaled = _scaled_values(one, v, exponents)
-    count = scaled.shape[1]
+def _patch_values(array: npt.NDArray[Any], one: Constant, values: npt.NDArray[Any]) -> None:
+    """values: [heads, rows, head_dim], as the constant holds them, but rows come last there."""
+    count = values.shape[1]
     flat = array.reshape(one.heads, -1, one.rows)
-    flat[:, :, :count] = scaled.transpose(0, 2, 1)
-    flat[:, :, count:] = 0
-
-
-def _patch_integer_values(
-    array: npt.NDArray[Any],
-    one: Constant,
-    v: npt.NDArray[Any],
-    exponents: npt.NDArray[np.int16],
-    steps: npt.NDArray[np.float16],
-) -> None:
-    integers = _integers(_scaled_values(one, v, exponents), steps[_heads(one), None, :])
-    count = integers.shape[1]
-    flat = array.reshape(one.heads, -1, one.rows)
-    flat[:, :, :count] = integers.transpose(0, 2, 1)
+    flat[:, :, :count] = values.transpose(0, 2, 1)
     flat[:, :, count:] = 0
 
 

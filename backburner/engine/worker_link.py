@@ -190,11 +190,7 @@ class WorkerLink:
         with self._changed:
             self._retry_now = True
             self._changed.notify_all()
-            while self._retry_now and not self._current.alive:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    break
-            return self._current.alive
+            return self._wait(deadline, lambda: not self._retry_now)
 
     def await_arrival(self, timeout_s: float) -> bool:
         """Waits for a lost worker through as many attempts as it takes; the first is at once. Whether it is there."""
@@ -202,11 +198,15 @@ class WorkerLink:
         if self.await_return(timeout_s):
             return True
         with self._changed:
-            while not (self._current.alive or self._closing):
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    break
-            return self._current.alive
+            return self._wait(deadline, lambda: self._closing)
+
+    def _wait(self, deadline: float, enough: Callable[[], bool]) -> bool:
+        """With the lock held, until the worker is there or it is enough. Whether it is there."""
+        while not (self._current.alive or enough()):
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._changed.wait(left):
+                break
+        return self._current.alive
 
     def _arrived(self) -> None:
         """A worker that is away may have come: it is tried now, whether or not anyone has asked for it."""
