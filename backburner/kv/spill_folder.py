@@ -1,12 +1,13 @@
 """A folder that is this process's alone, and the removal of those that a crash has left."""
 
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
 import shutil
 from pathlib import Path
+
+from backburner.disk import make_locked, take_lock
 
 log = logging.getLogger("backburner.kv")
 
@@ -17,7 +18,7 @@ _LOCK = "lock"
 class PrivateFolder:
     """A sub-folder of `parent` that lives until `remove`, or until another process finds its lock free.
 
-    The lock is flock's, which ends with its process however that ends; the pid in the name is for people only.
+    The pid in the name is for people only.
     """
 
     def __init__(self, parent: Path) -> None:
@@ -25,16 +26,8 @@ class PrivateFolder:
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         sweep(parent)
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
-        # Under its final name only once it is locked, or another process would sweep it in between.
-        unlocked = parent / f"new-{name}"
-        unlocked.mkdir(mode=0o700)
-        try:
-            self._lock = _open_lock(unlocked, os.O_CREAT | os.O_EXCL)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.path = unlocked.rename(parent / f"{_PREFIX}{name}")
-        except OSError:
-            shutil.rmtree(unlocked, ignore_errors=True)
-            raise
+        self.path = parent / f"{_PREFIX}{name}"
+        self._lock = make_locked(parent / f"new-{name}", self.path, _LOCK)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -47,14 +40,9 @@ def sweep(parent: Path) -> None:
         if folder.is_symlink():
             continue
         with contextlib.suppress(OSError):  # held by a living process, or swept by another this moment
-            lock = _open_lock(folder)
+            lock = take_lock(folder / _LOCK)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 log.info("removing the spilled pages that a crash has left: %s", folder)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)
-
-
-def _open_lock(folder: Path, flags: int = 0) -> int:
-    return os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from backburner.disk import to_disk
 from backburner.errors import ConfigError, ProtocolError
 
 KEY_FILE = "key.pem"  # the private key, then its certificate: what ssl loads as one chain
@@ -157,7 +158,7 @@ class KeyStore:
         text = json.dumps({"version": 1, "peers": [asdict(p) for p in peers]}, indent=1)
         with _temporary(self.folder, text.encode()) as made:
             os.replace(made, self.folder / PEERS_FILE)
-            _sync_folder(self.folder)
+            to_disk(self.folder)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -252,11 +253,3 @@ def _temporary(folder: Path, content: bytes) -> Iterator[str]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

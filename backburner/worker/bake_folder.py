@@ -1,7 +1,6 @@
 """Baked pages on disk, by content: found again after a restart, checked before use, the least recently used removed."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -19,12 +18,12 @@ import numpy.typing as npt
 from backburner.coreml.blob import Image
 from backburner.coreml.package import PACKAGE, PAGE_FILE, PageRecord, Template, write_package
 from backburner.coreml.selftest import Errors
+from backburner.disk import make_locked, take_lock
 from backburner.errors import ConfigError
 
 log = logging.getLogger("backburner.worker")
 
-# Locked by the worker that bakes the page. The lock is flock's: it ends with its process however that ends, and means
-# the same in every container that shares the folder.
+# Locked by the worker that bakes the page.
 OWNER_FILE = "owner"
 # Only what has such a name is ours: --bake-dir may be a folder of other things that has a pages/.
 PAGE_NAME = re.compile("[0-9a-f]{64}")
@@ -123,19 +122,7 @@ class BakeFolder:
 
     def _claim(self, folder: Path) -> int:
         """Makes `folder`; returns its lock. Raises OSError if it is there: another worker is baking the page."""
-        # Under its final name only once it is locked, or another worker would sweep it in between.
-        unlocked = self._pages / f"new-{secrets.token_hex(8)}"
-        unlocked.mkdir(mode=0o700)
-        lock = None
-        try:
-            lock = _lock(unlocked, os.O_CREAT | os.O_EXCL)
-            unlocked.rename(folder)
-        except OSError:
-            shutil.rmtree(unlocked, ignore_errors=True)
-            if lock is not None:
-                os.close(lock)
-            raise
-        return lock
+        return make_locked(self._pages / f"new-{secrets.token_hex(8)}", folder, OWNER_FILE)
 
     def _entries(self) -> list[tuple[float, Path, int]]:
         """Last use, folder and size of every page; what vanishes meanwhile was removed by another worker."""
@@ -190,17 +177,6 @@ class UnprovenPage:
             self._lock = None
 
 
-def _lock(folder: Path, flags: int = 0) -> int:
-    """Raises OSError: BlockingIOError if a worker has it."""
-    lock = os.open(folder / OWNER_FILE, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
-
-
 def _remove_abandoned(folder: Path) -> None:
     """Removes a page that nobody is going to finish; leaves everything else."""
     if folder.is_symlink() or not folder.is_dir():
@@ -208,7 +184,7 @@ def _remove_abandoned(folder: Path) -> None:
     lock = None
     with contextlib.suppress(OSError):  # a living worker has it, or it was removed this moment
         with contextlib.suppress(FileNotFoundError):  # a removal was cut short: nobody bakes without a lock
-            lock = _lock(folder)
+            lock = take_lock(folder / OWNER_FILE)
         if not (folder / PAGE_FILE).exists():  # it is written under the lock
             shutil.rmtree(folder, ignore_errors=True)
     if lock is not None:

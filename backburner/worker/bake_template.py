@@ -21,6 +21,7 @@ from backburner.coreml.package import MANIFEST_FILE, Template, read_template
 from backburner.coreml.runtime import PageRuntime
 from backburner.coreml.selftest import attend64, made_up, measure, require
 from backburner.coreml.shape import PageShape
+from backburner.disk import to_disk
 from backburner.errors import BakeRefused, ConfigError
 
 log = logging.getLogger("backburner.worker")
@@ -120,24 +121,15 @@ def _make(shape: PageShape, folder: Path) -> None:
             raise ConfigError(f"the page program was not made: {lines[-1].removeprefix('backburner: ')}")
         # A power cut must not leave a template whose name is on the disk and whose bytes are not.
         for path in (*partial.iterdir(), partial):
-            _to_disk(path)
+            to_disk(path)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-        _to_disk(folder.parent)
+        to_disk(folder.parent)
     except subprocess.TimeoutExpired:
         raise ConfigError(f"the page program was not made within {MAKE_DEADLINE_S:g} s.") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     log.info("made the page program of %d positions", shape.page_tokens)
-
-
-def _to_disk(path: Path) -> None:
-    """Of a folder: its list of names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _prove(template: Template, folder: Path, runtime: PageRuntime) -> None:
