@@ -15,7 +15,7 @@ from backburner.errors import HostFull, WorkerLost
 from backburner.kv.mover import PageMover
 from backburner.model import load as load_module
 from backburner.transport import messages as m
-from backburner.worker.server import Session
+from backburner.worker.session import Session
 from tests.host import (
     BEST_ENGINE,
     ENGINES,

@@ -15,7 +15,7 @@ from backburner.model.hybrid import HybridModel
 from backburner.model.load import load
 from backburner.transport.messages import Attend, AttendAhead, FoldOnto, Message, PutRows, TailAck, TailChunk
 from backburner.worker.mirror import Mirror
-from backburner.worker.server import AHEAD_MAX
+from backburner.worker.session import AHEAD_MAX
 from backburner.worker.tail import Tail
 from benchmarks.models import SMALL, write_small
 from tests.crossing import of, watched
