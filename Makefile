@@ -75,7 +75,6 @@ tiny: setup
 vectors: setup
 	$(BIN)/python -m scripts.make_vectors
 	$(BIN)/python -m scripts.make_attention_vectors
-	$(BIN)/python -m scripts.make_attention_vectors
 	$(BIN)/python -m scripts.make_conversations
 	$(BIN)/python -m scripts.make_coreml_vectors
 

@@ -15,7 +15,7 @@ import pytest
 from backburner.attention.select import make_engine
 from backburner.config import SPLIT_MIN_TOKENS
 from backburner.engine import seam as seam_module
-from backburner.engine import tail as tail_module
+from backburner.engine import stage as stage_module
 from backburner.engine.request import GenerationRequest
 from backburner.engine.runner import ModelRunner
 from backburner.engine.seam import SeamChooser
@@ -216,7 +216,7 @@ def test_a_worker_that_was_started_anew_gets_rows_and_states_back() -> None:
 def test_a_read_that_goes_on_beyond_the_names_of_a_tail_stays_on_the_host(
     monkeypatch: pytest.MonkeyPatch, worker: WorkerServer
 ) -> None:
-    for module, name in ((fields, "ITEMS_MAX"), (tail_module, "KEYS_MAX"), (seam_module, "KEYS_MAX")):
+    for module, name in ((fields, "ITEMS_MAX"), (stage_module, "KEYS_MAX"), (seam_module, "KEYS_MAX")):
         monkeypatch.setattr(module, name, 12)  # 1,024 ubatches would take minutes
     long = (PROMPT + OTHER) * 2
     with host(lambda: link_to(worker), split_layer=SEAM, window_tokens=WIDE, sessions=1) as runner:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backburner.attention.select import make_engine
-from backburner.engine import split_decode, tail
+from backburner.engine import split_decode, stage
 from backburner.engine.request import GenerationRequest, SamplingParams
 from backburner.engine.split_decode import SplitDecodeRunner
 from backburner.engine.worker_link import WorkerLink
@@ -207,7 +207,7 @@ def test_a_following_read_goes_on_where_the_last_one_stood(server: WorkerServer,
 def test_beyond_the_names_of_a_tail_it_goes_on_from_the_last_checkpoint_before(
     monkeypatch: pytest.MonkeyPatch, server: WorkerServer, all_logits: None
 ) -> None:
-    for module, name in ((fields, "ITEMS_MAX"), (tail, "KEYS_MAX")):
+    for module, name in ((fields, "ITEMS_MAX"), (stage, "KEYS_MAX")):
         monkeypatch.setattr(module, name, 12)  # 1,024 ubatches would take minutes
     long = PROMPT * 4
     with split(lambda: link_to(server)) as runner:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.sequence import Sequence
-from backburner.engine.tail import KEYS_MAX, LeftThere, Stage, TailRead, bring_up
+from backburner.engine.stage import KEYS_MAX, LeftThere, Stage, bring_up
+from backburner.engine.tail import TailRead
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import BackburnerError, RemoteError
 from backburner.kv.held import MirroredPages

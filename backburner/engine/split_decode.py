@@ -17,7 +17,7 @@ from backburner.engine.sampling import Chosen, Sampler, Score, logits_needed
 from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.sequence import CHECKPOINT_TOKENS, Sequence, common_prefix
 from backburner.engine.sessions import SESSIONS_MAX, Sessions
-from backburner.engine.tail import IN_FLIGHT, Stage, numpy_logits
+from backburner.engine.stage import IN_FLIGHT, Stage, numpy_logits
 from backburner.engine.text import TextStream, token_bytes
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import (
