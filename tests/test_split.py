@@ -474,6 +474,27 @@ def test_rows_that_a_worker_has_no_room_for_leave_no_replies_on_the_link() -> No
         assert not connection.link._expected
 
 
+def test_a_chain_whose_second_worker_refuses_leaves_nothing_at_the_first() -> None:
+    page_bytes = make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(PAGE))
+    with (
+        serving(model=MODEL) as first,
+        serving(model=MODEL, memory_bytes=3 * page_bytes) as second,
+        host(
+            [lambda: link_to(first), lambda: link_to(second)],
+            split_layer=SEAM,
+            window_tokens=WIDE,
+            sessions=1,
+        ) as runner,
+    ):
+        check(runner, PROMPT[:500])
+        state = check(runner, PROMPT[:1400])
+        assert runner._seam is not None
+        assert (runner._seam.reads.split, runner._seam.reads.whole) == (0, 1)
+        assert first.store.used_bytes > 0, "rows had crossed"
+        assert runner._seam.give_back(state.table), "room is wanted for pages"
+        assert first.store.used_bytes == 0
+
+
 def check_that_the_host_goes_on(runner: ModelRunner) -> None:
     check(runner, PROMPT[:1025])
     assert (runner.status().split_reads, runner.status().lost_reads) == (1, 1)

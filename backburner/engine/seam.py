@@ -77,7 +77,7 @@ class SeamChooser:
         self._host_layer_us: float | None = None
         self._cold = True
         self._last_seam: int | None = None
-        self._left: LeftThere | None = None  # of the last read that was split
+        self._left: LeftThere | None = None  # of the last read that was split, or was to be
         self.seam: int | None = None  # of the last read; None: it was not split
         self.note: str | None = None  # why reads are not split, for status and log
         self.reads = ReadCounts()
@@ -199,6 +199,8 @@ class SeamChooser:
                 self.note = self._not_paying(tails)
                 return None
             stages = self._stages(tails, seam)
+            # Until a read has them: if a later one refuses, the others keep what they have for nothing.
+            self._left = LeftThere(tuple(stages), None, over=True)
             for stage, tail in zip(stages, tails, strict=False):
                 try:
                     opened = stage.open(self._fingerprint(stage.first, stage.stop), UBATCH_TOKENS, keys)

@@ -124,12 +124,13 @@ class LeftThere:
     """What workers have of a split read, and keep for the next one. Outlives the read, and keeps nothing of it here."""
 
     stages: tuple[Stage, ...]
-    table: "weakref.ref[PageTable]"
+    table: "weakref.ref[PageTable] | None"  # None: of no use to anybody
     over: bool = False  # the read has ended
 
     def give_back(self, table: PageTable) -> None:
         """Makes room there for pages of a table: what they have are its held pages already, or it goes."""
-        mine = self.table() is table and len(self.stages) == 1  # in a chain nothing is held in common
+        made_for = self.table and self.table()
+        mine = made_for is table and len(self.stages) == 1  # in a chain nothing is held in common
         position = table.held * table.geometry.page_tokens if mine else 0
         for stage in self.stages:
             with contextlib.suppress(BackburnerError):  # then it is gone already
