@@ -12,9 +12,9 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 from harness import fair_environment, finish, pin, usable_cores
 from models import write_small
@@ -22,9 +22,12 @@ from models import write_small
 from backburner.attention.select import make_engine
 from backburner.engine.request import GenerationRequest
 from backburner.engine.runner import ModelRunner, Sequence
+from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.model.load import load, read_tokenizer
 
-UBATCH_TOKENS = 256
+# Below, because backburner.model has to be imported before MLX: else its products run on the reference BLAS.
+import mlx.core as mx  # isort: skip
+
 NOT_COUNTED = 2
 
 
@@ -54,7 +57,7 @@ def main() -> None:
     modes = {"compiled": mx.enable_compile, "plain": mx.disable_compile}
     states = {mode: runner.start(GenerationRequest(mode, prompt, args.tokens)) for mode in modes}
 
-    def timed(kind: str, step) -> dict[str, float]:
+    def timed(kind: str, step: Callable[[Sequence, int], None]) -> dict[str, float]:
         times: dict[str, list[float]] = {mode: [] for mode in modes}
         for i in range(args.ubatches if kind == "read" else args.tokens):
             for mode, switch in modes.items():

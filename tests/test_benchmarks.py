@@ -1,9 +1,16 @@
-"""The benchmarks of reading run to their end and find equal answers. So small, their figures mean nothing."""
+"""The benchmarks of reading run to their end and find equal answers. So small, their figures mean nothing.
 
+Of the others: none runs MLX on a BLAS that is not served.
+"""
+
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.processes import ROOT, environment
 
@@ -59,3 +66,15 @@ def test_depth_grows_one_conversation_past_its_window() -> None:
     assert found["rows"][1]["tokens"] < 1536  # what was read stayed
     assert found["rows"][-1]["held_tokens"] >= 2048
     assert {"memory_growth_past_window_mib", "kv_past_window_mib"} <= set(found)
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_mlx_is_imported_after_the_blas(script: Path) -> None:
+    """Imported first, MLX keeps its reference BLAS, and what is measured is 80 times slower than what is served."""
+    ready = False
+    for statement in ast.parse(script.read_text()).body:
+        names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
+        if isinstance(statement, ast.ImportFrom):
+            names.append(statement.module or "")
+        assert ready or not any(name.startswith("mlx") for name in names), ast.unparse(statement)
+        ready = ready or any(name.startswith("backburner.model") for name in names)
