@@ -31,19 +31,22 @@ def fair_environment() -> None:
         os.execve(sys.executable, [*sys.orig_argv], wanted)
 
 
+CAN_PIN = hasattr(os, "sched_setaffinity")  # not on macOS
+
+
 def usable_cores() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    return sorted(os.sched_getaffinity(0)) if CAN_PIN else [0]
 
 
 def pin(core: int) -> None:
     """Keeps this process on one core, where the system can."""
-    if hasattr(os, "sched_setaffinity"):
+    if CAN_PIN:
         os.sched_setaffinity(0, {core})
 
 
 def pin_process(pid: int, core: int) -> None:
     """Moves another process to a core, with all the threads that it has by now."""
-    if hasattr(os, "sched_setaffinity"):
+    if CAN_PIN:
         for thread in psutil.Process(pid).threads():
             os.sched_setaffinity(thread.id, {core})
 
