@@ -22,7 +22,8 @@ SEQUENCE_PAGES_MAX = 1_024
 
 # Reads of at most so many tokens are not split: seconds that could be gained pay for the return of the tail's states,
 # 65 MB of a 27B model, 0.27 s at 244 MB/s. Between two cores of one machine, where that costs nothing, 512 tokens are
-# read 1.34 times as fast, 768 1.48 times, 1,024 1.57 times (benchmarks/prefill.py): a fast link may lower it.
+# read 1.34 times as fast, 768 1.48 times, 1,024 1.57 times (benchmarks/prefill.py --parts half --tokens 512
+# --split-min-tokens 256, and so on): a fast link may lower it.
 SPLIT_MIN_TOKENS = 512
 
 # A full context of 262,144 tokens of a 27B model, 65,536 bytes each, less the window: 12.9 GB.

@@ -32,9 +32,9 @@ from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.kv.residency import Residency
 from backburner.model.load import TINY, load, read_tokenizer
 
-# facts/peers.md: llama.cpp rpc (ggml 0.25.3), the same shape, 4,096 tokens, half of the layers on each of two cores.
+# llama.cpp rpc (ggml 0.25.3), the same shape, 4,096 tokens, half of the layers on each of two cores (docs/evidence.md).
 PEER = {
-    "peer": "llama.cpp rpc, measured by others on another machine of this kind (2 vCPUs of a Zen 4), not in this run",
+    "peer": "llama.cpp rpc, measured on another machine (2 vCPUs of a Zen 4), not in this run",
     "peer_tok_s": 291,
     "peer_speedup": 1.81,
 }
@@ -138,7 +138,9 @@ def half(model: Model, args: argparse.Namespace) -> dict[str, Any]:
     prompts = [prompt(args.tokens, n) for n in range(args.rounds + 1)]
     with (
         Host(model, page, size) as one,
-        Host(model, page, size).with_worker(WINDOW_TOKENS, args.seam) as other,
+        Host(model, page, size).with_worker(
+            WINDOW_TOKENS, args.seam, split_tokens_min=args.split_min_tokens
+        ) as other,
     ):
         return summary("half", *compare(one, other, prompts, 1), model)
 
@@ -229,7 +231,13 @@ def main() -> None:
     parser.add_argument("--seam", type=int, help="instead of half of the layers (not in slow)")
     parser.add_argument("--past-seam", help="in past instead: auto or L")
     parser.add_argument("--slowdown", type=float, default=1.45, help="of the worker in slow; 1.45 is 0.69x")
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument(
+        "--split-min-tokens",
+        type=int,
+        default=SPLIT_MIN_TOKENS,
+        help="in half: shorter prompts are not split",
+    )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     args = parser.parse_args()
     if args.tokens < 2 * (SPLIT_MIN_TOKENS + UBATCH_TOKENS) and "past" in args.parts:
         parser.error(f"--tokens {args.tokens}: past needs at least {2 * (SPLIT_MIN_TOKENS + UBATCH_TOKENS)}")
@@ -247,7 +255,7 @@ def main() -> None:
         runs = {"half": half, "slow": slow, "depth": depth, "past": past}
         rows = {name: runs[name](model, args) for name in PARTS if name in args.parts}
     result: dict[str, Any] = {"layers": model.layers, "ubatch": UBATCH_TOKENS, "engine": engine.name}
-    # What the evidence asks for at the top is the first part's.
+    # The first part's figures are at the top, too: the plain case.
     result |= rows.get("half", {})
     result["identical"] = all(row["identical"] for row in rows.values())
     print("-- all")

@@ -12,6 +12,7 @@ from harness import pin_process, usable_cores
 
 from backburner.attention.engine import AttentionEngine
 from backburner.attention.numpy_engine import widen
+from backburner.config import SPLIT_MIN_TOKENS
 from backburner.engine.request import GenerationRequest
 from backburner.engine.runner import ModelRunner, Placement
 from backburner.engine.scheduler import UBATCH_TOKENS, Prefill, next_step
@@ -144,6 +145,7 @@ class Host:
         split_layer: int | None,
         slowdown: float = 1.0,
         spill_folder: Path | None = None,
+        split_tokens_min: int = SPLIT_MIN_TOKENS,
     ) -> "Host":
         """Starts `backburner worker --model` on the second core, where there is one."""
         model, geometry = self._model, self._geometry
@@ -161,6 +163,7 @@ class Host:
             workers=[link],
             residency=Residency(geometry.page_tokens, window_tokens),
             spill=spill,
+            split_tokens_min=split_tokens_min,
             split_layer=split_layer,
             fingerprint=functools.cache(
                 lambda first, stop: layers_fingerprint(model.folder, config, first, stop, False)
