@@ -96,7 +96,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--lengths", nargs="*", type=int, default=list(LENGTHS))
+    parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
     parser.add_argument("--window-tokens", type=int, default=4096)
     parser.add_argument("--page-tokens", type=int, default=512)
     parser.add_argument(
@@ -147,7 +147,7 @@ def main() -> None:
     if len(past) > 1:
         result["memory_growth_past_window_mib"] = past[-1]["rss_mib"] - past[0]["rss_mib"]
         result["kv_past_window_mib"] = token_bytes * (past[-1]["depth"] - past[0]["depth"]) / MIB
-    result["identical"] = all(row["identical"] for row in rows if "identical" in row)
+    result["identical"] = all(row["identical"] for row in rows if "identical" in row) if alone else None
     result["compared"] = len(alone)
     print("-- all")
     finish(result, False)

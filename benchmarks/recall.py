@@ -79,7 +79,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--lengths", nargs="*", choices=tuple(LENGTHS), default=list(LENGTHS))
+    parser.add_argument("--lengths", nargs="+", choices=tuple(LENGTHS), default=list(LENGTHS))
     parser.add_argument("--model", type=Path, default=TINY)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

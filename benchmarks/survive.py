@@ -63,7 +63,7 @@ def main() -> int:
     result = run(options.fault, options.moment, options.timeout)
     rows = result.pop("rows")
     finish(result | {"seconds": round(time.monotonic() - begun, 1), "rows": rows}, options.json)
-    return 0 if result["passed"] == result["cells"] else 1
+    return 0 if 0 < result["cells"] == result["passed"] else 1
 
 
 if __name__ == "__main__":
