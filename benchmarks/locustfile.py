@@ -4,7 +4,7 @@
 
 The conversations are those of `benchmarks/clients.py`, which measures more and needs no locust; here another program
 counts. An answer that differs from the user's first one, or that ends without its end, is a failure, and with one the
-exit code is 1. Every seventh request is left in mid-answer.
+exit code is 1. Every seventh request of those who stream is left in mid-answer.
 """
 
 import itertools
