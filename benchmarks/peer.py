@@ -4,11 +4,12 @@
 
 Each side is a process of its own (ours forwards MLX's BLAS, which the other must not get) and they take turns: a prompt
 of 512 tokens to the first token, then 24 more. Greedy in fp32, so the tokens must agree. The limits are a core's: on a
-GPU there are none.
+GPU there are none. `stock_compiles`: whether mx.compile was on for stock mlx-lm; ours does without it on CPU.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -151,6 +152,7 @@ def main() -> None:
             "decode_tok_s": decode["ours"],
             "decode_stock_tok_s": decode["stock"],
             "decode_ratio": decode["ours"] / decode["stock"],
+            "stock_compiles": "MLX_DISABLE_COMPILE" not in os.environ,
             "identical": all(a["tokens"] == b["tokens"] for a, b in zip(*rounds.values(), strict=True)),
         }
         | (limits if runs_on_cpu() else {}),
