@@ -36,7 +36,7 @@ keys = trusted.keys
 def nothing_parsed(monkeypatch):
     """Fails the test if the worker looks at any message."""
     seen = []
-    monkeypatch.setattr(worker_server, "Session", lambda *a: seen.append(a))
+    monkeypatch.setattr(worker_server, "Peer", lambda *a: seen.append(a))
     yield
     assert not seen
 
@@ -261,7 +261,7 @@ def test_a_recorded_connection_cannot_be_played_again(keys, monkeypatch) -> None
         channel.close()
         until(lambda: server._serving is None, LONG_S)
         seen = []
-        monkeypatch.setattr(worker_server, "Session", lambda *a: seen.append(a))
+        monkeypatch.setattr(worker_server, "Peer", lambda *a: seen.append(a))
         said = answered(server, recorder.sent)
         assert not seen
         # TLS's own first flight is all; the byte that accepts a host is not among it, let alone a Welcome.

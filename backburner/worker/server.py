@@ -20,7 +20,7 @@ from backburner.kv.mover import HEARTBEAT_S
 from backburner.transport import messages as m
 from backburner.transport.channel import Channel, Door
 from backburner.transport.peer import Peer
-from backburner.worker.session import HELLO_DEADLINE_S, Session
+from backburner.worker.session import Session
 from backburner.worker.store import PageStore
 from backburner.worker.throttle import Throttle
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from backburner.worker.tail import Tail
 
 log = logging.getLogger("backburner.worker")
+
+# A caller that has not said all of its Hello by then is not a host.
+HELLO_DEADLINE_S = 5.0
 
 # After so long without a word a host gives way to another that calls: an outage may have ended it without an end of
 # file, and it may be the same one that calls again.
@@ -187,6 +190,7 @@ class WorkerServer:
 
     def _serve(self, peer: Peer, channel: Channel, first: tuple[int, m.Message] | None = None) -> None:
         try:
+            tag, hello = first or peer.receive_first(HELLO_DEADLINE_S)
             Session(
                 peer,
                 self.store,
@@ -197,7 +201,7 @@ class WorkerServer:
                 self.throttle,
                 self.bakery,
                 self._introduce,
-            ).run(first)
+            ).run(tag, hello)
         except TransportError as e:
             log.info("the host at %s left: %s", channel.peer, e)
         except RemoteError as e:

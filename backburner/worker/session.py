@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("backburner.worker")
 
-# A caller that has not said all of its Hello by then is not a host.
-HELLO_DEADLINE_S = 5.0
-
 # Hosts send something every 5 s, but a host whose machine sleeps, or which a debugger has stopped, may be late.
 IDLE_DEADLINE_S = 600.0
 
@@ -84,13 +81,12 @@ class Session:
             m.Stats: self._stats,
         }
 
-    def run(self, first: tuple[int, m.Message] | None = None) -> None:
+    def run(self, tag: int, hello: m.Message) -> None:
         """Serves until the host leaves. Raises TransportError then; a refused Hello ends it with its RemoteError.
 
         Returns if the host came to exchange keys: that is all it may do with this connection.
-        first: its first request and tag, if that has been received.
+        tag, hello: of its first request.
         """
-        tag, hello = first or self._peer.receive_first(HELLO_DEADLINE_S)
         try:
             if isinstance(hello, m.PairKeys):
                 self._peer.reply(tag, self._exchange_keys(hello))
