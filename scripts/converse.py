@@ -20,12 +20,12 @@ from backburner.config import parse_address
 from backburner.errors import BackburnerError, ConfigError, LinkClosed
 from backburner.transport import messages as m
 from backburner.transport.channel import Channel
-from backburner.transport.codec import decode, encode
+from backburner.transport.codec import decode
 from backburner.transport.fields import DTYPES
 from backburner.transport.frames import FrameReader
 from backburner.transport.tcp import connect
 from scripts.make_conversations import FOLDER, hello
-from scripts.make_vectors import as_json
+from scripts.make_vectors import as_json, joined
 
 # For one answer, and for the worker to be free again after a conversation.
 REPLY_S = 10.0
@@ -64,7 +64,7 @@ class Caller:
     def leave(self) -> None:
         """Says goodbye."""
         with contextlib.suppress(BackburnerError):
-            self.send(b"".join(encode(m.Bye(), 0)))
+            self.send(joined(0, m.Bye()))
         self._channel.close()
 
 
@@ -109,7 +109,7 @@ class Player:
         if not conversation["beside_another"]:
             yield from self._go_on(conversation, *self._begin(first))
             return
-        before, answer = self._begin(b"".join(encode(hello(), 1)))
+        before, answer = self._begin(joined(1, hello()))
         try:
             if answer is None or not isinstance(answer[1], m.Welcome):
                 yield "did not greet the first host"

@@ -113,8 +113,8 @@ class Conversation:
         piece = m.PutPage(key, layer, start, k[:, start:stop], v[:, start:stop])
         self.say(about, piece, m.PageAck(key, layer, total, total == GEOMETRY.page_tokens))
 
-    def greet(self) -> None:
-        self.say("greet", hello(), m.Welcome(1, "", "", "", (), 0, 0, 0, "none", 0))
+    def greet(self, geometry: m.PageGeometry = GEOMETRY) -> None:
+        self.say("greet", hello(geometry=geometry), m.Welcome(1, "", "", "", (), 0, 0, 0, "none", 0))
 
 
 def hello(
@@ -198,7 +198,7 @@ def kept() -> Conversation:
 def reshaped() -> Conversation:
     other = m.PageGeometry(4, 2, 8, 4, "float16", 0.375)
     c = Conversation("reshaped", "a host whose pages have another shape")
-    c.say("greet", hello(geometry=other), m.Welcome(1, "", "", "", (), 0, 0, 0, "none", 0))
+    c.greet(other)
     c.say("a page of another shape does not count", m.Have((B,)), m.HaveReply(b"\0"))
     c.refuse("nor is it found", m.GetPage(B, 3, 0, 1), "unknown_page")
     k, v = (x[:, :4] for x in PAGES[B, 3])

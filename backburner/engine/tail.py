@@ -18,12 +18,7 @@ from backburner.engine.stage import IN_FLIGHT, LeftThere, Stage
 from backburner.errors import BackburnerError, ProtocolError, TransportError
 from backburner.model.arrays import from_numpy, to_numpy
 from backburner.model.hybrid import HybridModel
-from backburner.transport.messages import (
-    GetState,
-    StateReply,
-    TailAck,
-    TailChunk,
-)
+from backburner.transport.messages import GetState, StateReply, TailAck, TailChunk
 from backburner.transport.replies import checked_tensor
 
 log = logging.getLogger("backburner.engine")

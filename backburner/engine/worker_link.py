@@ -202,10 +202,7 @@ class WorkerLink:
 
     def _wait(self, deadline: float, enough: Callable[[], bool]) -> bool:
         """With the lock held, until the worker is there or it is enough. Whether it is there."""
-        while not (self._current.alive or enough()):
-            left = deadline - time.monotonic()
-            if left <= 0 or not self._changed.wait(left):
-                break
+        self._changed.wait_for(lambda: self._current.alive or enough(), deadline - time.monotonic())
         return self._current.alive
 
     def _arrived(self) -> None:
