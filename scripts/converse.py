@@ -21,11 +21,10 @@ from backburner.errors import BackburnerError, ConfigError, LinkClosed
 from backburner.transport import messages as m
 from backburner.transport.channel import Channel
 from backburner.transport.codec import decode
-from backburner.transport.fields import DTYPES
 from backburner.transport.frames import FrameReader
 from backburner.transport.tcp import connect
 from scripts.make_conversations import FOLDER, hello
-from scripts.make_vectors import as_json, joined
+from scripts.make_vectors import as_json, from_json, joined
 
 # For one answer, and for the worker to be free again after a conversation.
 REPLY_S = 10.0
@@ -93,9 +92,7 @@ def is_close(found: Any, wanted: dict[str, Any], tolerance: float) -> bool:
     """|found - wanted| <= tolerance * max(1, |wanted|), as for the vectors of the attention."""
     if not isinstance(found, dict) or any(found[part] != wanted[part] for part in ("dtype", "shape")):
         return False
-    a, b = (
-        np.frombuffer(bytes.fromhex(x["hex"]), DTYPES[x["dtype"]]).astype(np.float64) for x in (found, wanted)
-    )
+    a, b = (from_json(x).astype(np.float64) for x in (found, wanted))
     return bool((np.abs(a - b) <= tolerance * np.maximum(1, np.abs(b))).all())
 
 

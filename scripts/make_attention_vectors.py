@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scripts.make_vectors import as_json
 from scripts.vector_files import VECTORS, write_folder
 
 FOLDER = VECTORS / "attention"
@@ -27,11 +28,6 @@ CASES = [
 ]
 TOLERANCES = {"o": 2e-6, "lse": 2e-6}
 _FLOAT_MAX = float(np.finfo(np.float32).max)
-
-
-def tensor(array: npt.NDArray[Any], dtype: str) -> dict[str, Any]:
-    little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
-    return {"dtype": dtype, "shape": list(array.shape), "hex": little.tobytes().hex()}
 
 
 def stored(x: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
@@ -58,7 +54,7 @@ def attend(q: F64, k: F64, v: F64, scale: float) -> tuple[F64, F64]:
 
 
 def partial(o: F64, lse: F64) -> dict[str, Any]:
-    return {"o": tensor(o.astype(np.float32), "float32"), "lse": tensor(lse.astype(np.float32), "float32")}
+    return {"o": as_json(o.astype(np.float32)), "lse": as_json(lse.astype(np.float32))}
 
 
 def attention_case(
@@ -92,9 +88,9 @@ def attention_case(
         "head_dim": dim,
         "page_tokens": max(filled),
         "scale": scale,
-        "q": tensor(q, "float32"),
+        "q": as_json(q),
         "pages": [
-            {"k": tensor(k, dtype), "v": tensor(v, dtype), **partial(*attend(q64, *w, scale))}
+            {"k": as_json(k), "v": as_json(v), **partial(*attend(q64, *w, scale))}
             for (k, v), w in zip(pages, wide, strict=True)
         ],
         "all": partial(*attend(q64, *whole, scale)),

@@ -10,7 +10,7 @@ import numpy as np
 
 from backburner.transport import messages as m
 from backburner.transport.codec import encode
-from backburner.transport.fields import DEPTH_MAX, DTYPE_NAMES
+from backburner.transport.fields import DEPTH_MAX, DTYPE_NAMES, DTYPES
 from backburner.transport.frames import FRAME_VERSION, HEADER, MAGIC, META_MAX, body_check
 from scripts.vector_files import VECTORS, write_folder
 
@@ -182,6 +182,11 @@ def as_json(value: Any) -> Any:
     if isinstance(value, tuple):
         return [as_json(item) for item in value]
     return value
+
+
+def from_json(tensor: dict[str, Any]) -> np.ndarray:
+    """A tensor that `as_json` has written; bfloat16 as its bits."""
+    return np.frombuffer(bytes.fromhex(tensor["hex"]), DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
 
 
 def files() -> dict[str, bytes]:

@@ -12,20 +12,16 @@ from backburner.attention.merge import merge
 from backburner.attention.numpy_engine import STORAGE_DTYPES
 from backburner.attention.select import make_engine
 from scripts import make_attention_vectors
+from scripts.make_vectors import from_json
 from tests.host import ENGINES
 
 INDEX: dict[str, Any] = json.loads(
     (Path(__file__).parent / "vectors" / "attention" / "index.json").read_text()
 )
-DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
-
-
-def array(tensor: dict[str, Any]) -> np.ndarray:
-    return np.frombuffer(bytes.fromhex(tensor["hex"]), DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
 
 
 def partial(case: dict[str, Any]) -> Partial:
-    return Partial(o=array(case["o"]), lse=array(case["lse"]))
+    return Partial(o=from_json(case["o"]), lse=from_json(case["lse"]))
 
 
 def check(found: Partial, wanted: Partial) -> None:
@@ -44,8 +40,8 @@ def test_each_engine_gives_these_partials(engine: str, case: dict[str, Any]) -> 
     pages = []
     for page in case["pages"]:
         pages.append(attention.new_page(geometry))
-        attention.append(pages[-1], *(array(page[x]).astype(STORAGE_DTYPES[case["dtype"]]) for x in "kv"))
-    found = attention.attend(geometry, array(case["q"]).astype(np.float32), pages)
+        attention.append(pages[-1], *(from_json(page[x]).astype(STORAGE_DTYPES[case["dtype"]]) for x in "kv"))
+    found = attention.attend(geometry, from_json(case["q"]).astype(np.float32), pages)
     for one, page in zip(found, case["pages"], strict=True):
         check(one, partial(page))
     check(attention.fold(found), partial(case["all"]))

@@ -10,14 +10,15 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from backburner.attention.engine import AttentionEngine, Geometry
+from backburner.attention.engine import F32, AttentionEngine, Geometry
+from backburner.attention.numpy_engine import widen
 from backburner.engine.grammar import Grammars
 from backburner.engine.request import GenerationRequest, RunnerStatus, WorkerStatus
 from backburner.engine.sampling import Chosen, Sampler, Score, logits_needed
 from backburner.engine.scheduler import UBATCH_TOKENS
 from backburner.engine.sequence import CHECKPOINT_TOKENS, Sequence, common_prefix
 from backburner.engine.sessions import SESSIONS_MAX, Sessions
-from backburner.engine.stage import IN_FLIGHT, Stage, numpy_logits
+from backburner.engine.stage import IN_FLIGHT, Stage
 from backburner.engine.text import TextStream, token_bytes
 from backburner.engine.worker_link import WorkerLink
 from backburner.errors import (
@@ -33,6 +34,7 @@ from backburner.model.arrays import to_numpy
 from backburner.model.fingerprint import rows_fingerprint
 from backburner.model.load import LoadedModel
 from backburner.transport.messages import TailAck, TailChunk, TailRewind
+from backburner.transport.replies import checked_tensor
 
 log = logging.getLogger("backburner.engine")
 
@@ -228,7 +230,7 @@ class SplitDecodeRunner:
             ack = self._ack(stage, waiting)
         assert ack is not None, "the step has run nothing"
         top = logits_needed(state.request)
-        return mx.array(numpy_logits(ack, self._model.vocab_size, top, self._geometry.dtype))
+        return mx.array(_numpy_logits(ack, self._model.vocab_size, top, self._geometry.dtype))
 
     def _make_room(self, tokens: int) -> None:
         """The running conversation, of so many tokens, fits by itself; kept ones stay as far as there is room."""
@@ -305,3 +307,20 @@ class SplitDecodeRunner:
                 return step()
             except TransportError as again:
                 raise WorkerLost(f"The worker was lost again: {again}. Send the request again.") from again
+
+
+def _numpy_logits(ack: TailAck, vocab_size: int, top: int, dtype: str) -> F32:
+    """[vocab] of an ack that was asked for all logits (top = 0), or for the `top` largest: the others are -inf then.
+
+    dtype: of the activations. Raises ProtocolError.
+    """
+    count = min(top, vocab_size) or vocab_size
+    logits = widen(checked_tensor("logits", ack.logits, dtype, (count,)))
+    if top == 0:
+        return logits
+    ids = checked_tensor("ids", ack.ids, "int32", (count,))
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise ProtocolError(f"a worker sent logits of tokens that are not among the model's {vocab_size}")
+    full = np.full(vocab_size, -np.inf, np.float32)
+    full[ids] = logits
+    return full

@@ -9,19 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
-from backburner.attention.engine import F32
-from backburner.attention.numpy_engine import widen
 from backburner.engine.sequence import Sequence
-from backburner.errors import BackburnerError, ProtocolError
+from backburner.errors import BackburnerError
 from backburner.kv.mover import PIECE_BYTES
 from backburner.kv.pages import PageTable
 from backburner.kv.question import PageConnection
 from backburner.model.arrays import to_numpy
 from backburner.transport.fields import ITEMS_MAX
-from backburner.transport.messages import PutRows, PutState, TailAck, TailOpen, TailOpened, TailRewind
-from backburner.transport.replies import checked_tensor
+from backburner.transport.messages import PutRows, PutState, TailOpen, TailOpened, TailRewind
 
 # Ubatches that a stage may be behind. With two it has one to run and one waiting; three absorb a hiccup on either side
 # (the first Backburner's figures: 70 tok/s at 140k tokens, 74 with three).
@@ -135,20 +131,3 @@ class LeftThere:
         for stage in self.stages:
             with contextlib.suppress(BackburnerError):  # then it is gone already
                 stage.connection.link.exchange(TailRewind(stage.sequence, position), OPEN_DEADLINE_S)
-
-
-def numpy_logits(ack: TailAck, vocab_size: int, top: int, dtype: str) -> F32:
-    """[vocab] of an ack that was asked for all logits (top = 0), or for the `top` largest: the others are -inf then.
-
-    dtype: of the activations. Raises ProtocolError.
-    """
-    count = min(top, vocab_size) or vocab_size
-    logits = widen(checked_tensor("logits", ack.logits, dtype, (count,)))
-    if top == 0:
-        return logits
-    ids = checked_tensor("ids", ack.ids, "int32", (count,))
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        raise ProtocolError(f"a worker sent logits of tokens that are not among the model's {vocab_size}")
-    full = np.full(vocab_size, -np.inf, np.float32)
-    full[ids] = logits
-    return full
