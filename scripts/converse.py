@@ -24,7 +24,8 @@ from backburner.transport.codec import decode
 from backburner.transport.frames import FrameReader
 from backburner.transport.tcp import connect
 from scripts.make_conversations import FOLDER, hello
-from scripts.make_vectors import as_json, from_json, joined
+from scripts.make_vectors import joined
+from scripts.vector_files import as_json, from_json
 
 # For one answer, and for the worker to be free again after a conversation.
 REPLY_S = 10.0

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scripts.make_vectors import as_json
-from scripts.vector_files import VECTORS, write_folder
+from scripts.vector_files import VECTORS, as_json, write_folder
 
 FOLDER = VECTORS / "attention"
 F64 = npt.NDArray[np.float64]

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from backburner.transport import messages as m
 from backburner.transport.frames import FRAME_VERSION, HEADER, MAGIC, META_MAX
 from scripts.make_attention_vectors import TOLERANCES, attend, widened
-from scripts.make_vectors import as_json, joined
-from scripts.vector_files import VECTORS, write_folder
+from scripts.make_vectors import joined
+from scripts.vector_files import VECTORS, as_json, write_folder
 
 FOLDER = VECTORS / "conversations"
 

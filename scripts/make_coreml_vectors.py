@@ -14,7 +14,7 @@ from backburner.coreml.page_program import build
 from backburner.coreml.queries import pack, unpack
 from backburner.coreml.selftest import attend64, bell, made_up, uniform16
 from backburner.coreml.shape import PageShape
-from scripts.vector_files import VECTORS, write_folder
+from scripts.vector_files import VECTORS, as_json, write_folder
 
 FOLDER = VECTORS / "coreml"
 
@@ -36,12 +36,6 @@ PAGES = [
     ("matmul", 50, "float16"),
     ("softmax", 50, "float16"),
 ]
-
-
-def tensor(array: np.ndarray) -> dict[str, Any]:
-    names = {"float16": "float16", "float32": "float32", "uint16": "bfloat16", "int16": "int16"}
-    little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
-    return {"dtype": names[array.dtype.name], "shape": list(array.shape), "hex": little.tobytes().hex()}
 
 
 def rows_of(manifest: Manifest, filled: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
@@ -96,7 +90,7 @@ def files() -> dict[str, bytes]:
     index["splitmix64"] = {
         "seed": 5,
         "groups": uniform16(5, 3).tolist(),
-        "bell": tensor(bell(5, 3)),
+        "bell": as_json(bell(5, 3)),
     }
     out["index.json"] = (json.dumps(index, indent=1) + "\n").encode()
     return out
@@ -121,14 +115,14 @@ def queries(name: str, one: Any) -> dict[str, Any]:
         "manifest": f"{name}.manifest.json",
         "tokens": tokens,
         "scale": scale,
-        "q": tensor(q),
-        "estimate": None if estimate is None else tensor(estimate),
-        "packed": tensor(packed),
+        "q": as_json(q),
+        "estimate": None if estimate is None else as_json(estimate),
+        "packed": as_json(packed),
         "exponents": exponents.tolist(),
-        "outputs": {port: tensor(array.astype(np.float16)) for port, array in outputs.items()},
-        "o": tensor(answer.o),
-        "lse": tensor(answer.lse.astype(np.float32)),
-        "top": tensor(answer.top.astype(np.float32)),
+        "outputs": {port: as_json(array.astype(np.float16)) for port, array in outputs.items()},
+        "o": as_json(answer.o),
+        "lse": as_json(answer.lse.astype(np.float32)),
+        "top": as_json(answer.top.astype(np.float32)),
     }
 
 

@@ -2,7 +2,6 @@
 
 import json
 import struct
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import msgpack
@@ -10,9 +9,9 @@ import numpy as np
 
 from backburner.transport import messages as m
 from backburner.transport.codec import encode
-from backburner.transport.fields import DEPTH_MAX, DTYPE_NAMES, DTYPES
+from backburner.transport.fields import DEPTH_MAX
 from backburner.transport.frames import FRAME_VERSION, HEADER, MAGIC, META_MAX, body_check
-from scripts.vector_files import VECTORS, write_folder
+from scripts.vector_files import VECTORS, as_json, write_folder
 
 FOLDER = VECTORS / "frames"
 
@@ -165,28 +164,6 @@ def bad() -> dict[str, tuple[bytes, str]]:
 def joined(tag: int, message: m.Message) -> bytes:
     """The whole frame."""
     return b"".join(encode(message, tag))
-
-
-def as_json(value: Any) -> Any:
-    """A field's value: bytes as {"hex"}, a tensor as {"dtype", "shape", "hex"}."""
-    if isinstance(value, bytes):
-        return {"hex": value.hex()}
-    if isinstance(value, np.ndarray):
-        return {
-            "dtype": DTYPE_NAMES[value.dtype],
-            "shape": list(value.shape),
-            "hex": value.tobytes().hex(),
-        }
-    if is_dataclass(value):
-        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, tuple):
-        return [as_json(item) for item in value]
-    return value
-
-
-def from_json(tensor: dict[str, Any]) -> np.ndarray:
-    """A tensor that `as_json` has written; bfloat16 as its bits."""
-    return np.frombuffer(bytes.fromhex(tensor["hex"]), DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
 
 
 def files() -> dict[str, bytes]:

@@ -12,7 +12,7 @@ from backburner.attention.merge import merge
 from backburner.attention.numpy_engine import STORAGE_DTYPES
 from backburner.attention.select import make_engine
 from scripts import make_attention_vectors
-from scripts.make_vectors import from_json
+from scripts.vector_files import from_json
 from tests.host import ENGINES
 
 INDEX: dict[str, Any] = json.loads(

@@ -13,15 +13,10 @@ from backburner.coreml.blob import new_image, patch
 from backburner.coreml.manifest import read_manifest
 from backburner.coreml.queries import pack, unpack
 from backburner.coreml.selftest import bell, uniform16
+from scripts.vector_files import DTYPES, from_json
 
 FOLDER = Path(__file__).parent / "vectors" / "coreml"
 INDEX: dict[str, Any] = json.loads((FOLDER / "index.json").read_text())
-DTYPES = {"float16": "<f2", "float32": "<f4", "bfloat16": "<u2", "int16": "<i2"}
-
-
-def array(tensor: dict[str, Any]) -> np.ndarray:
-    flat = np.frombuffer(bytes.fromhex(tensor["hex"]), DTYPES[tensor["dtype"]])
-    return flat.reshape(tensor["shape"])
 
 
 @pytest.mark.parametrize("page", INDEX["pages"], ids=lambda page: page["name"])
@@ -45,20 +40,20 @@ def test_pages_become_these_bytes(page: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", INDEX["queries"], ids=lambda case: case["manifest"])
 def test_queries_are_packed_and_answers_unpacked_like_this(case: dict[str, Any]) -> None:
     manifest = read_manifest(FOLDER / case["manifest"])
-    estimate = None if case["estimate"] is None else array(case["estimate"])
+    estimate = None if case["estimate"] is None else from_json(case["estimate"])
     assert np.array_equal(
-        pack(manifest.shape, array(case["q"]), case["scale"], estimate), array(case["packed"])
+        pack(manifest.shape, from_json(case["q"]), case["scale"], estimate), from_json(case["packed"])
     )
-    outputs = {name: array(tensor) for name, tensor in case["outputs"].items()}
+    outputs = {name: from_json(tensor) for name, tensor in case["outputs"].items()}
     exponents = np.array(case["exponents"], np.int16)
     answer = unpack(manifest, outputs, exponents, case["tokens"], estimate)
-    assert np.array_equal(answer.o, array(case["o"]))
+    assert np.array_equal(answer.o, from_json(case["o"]))
     # Logarithms of different libraries differ in their last bit.
-    assert np.abs(answer.lse - array(case["lse"])).max() < 1e-5
-    assert np.abs(answer.top - array(case["top"])).max() < 1e-5
+    assert np.abs(answer.lse - from_json(case["lse"])).max() < 1e-5
+    assert np.abs(answer.top - from_json(case["top"])).max() < 1e-5
 
 
 def test_made_up_numbers_are_the_same_everywhere() -> None:
     golden = INDEX["splitmix64"]
     assert uniform16(golden["seed"], 3).tolist() == golden["groups"]
-    assert np.array_equal(bell(golden["seed"], 3), array(golden["bell"]))
+    assert np.array_equal(bell(golden["seed"], 3), from_json(golden["bell"]))
