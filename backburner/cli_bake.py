@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from backburner.config import EMBEDDED
 from backburner.errors import BakeRefused, ConfigError
 
 app = typer.Typer(
@@ -17,7 +18,7 @@ def template(
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
     model: Annotated[
         str | None,
-        typer.Option(help="A model folder or a Hugging Face id (OWNER/NAME). Default: the embedded `tiny`."),
+        typer.Option(help="A model folder or a Hugging Face id (OWNER/NAME), of which only the config is downloaded. Default: `tiny`."),
     ] = None,
     attention: Annotated[
         str | None,
@@ -83,7 +84,7 @@ def page(
     kv: Annotated[
         Path,
         typer.Option(
-            help="An .npz with k and v, [kv_heads, rows, head_dim]: float16, float32, or bfloat16 as uint16 bits."
+            help="An .npz with k and v, each \\[kv_heads, rows, head_dim]: float16, float32, or bfloat16 as uint16 bits."
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The new folder to write.")],
@@ -105,7 +106,7 @@ def _attention_shape(model: str | None) -> tuple[int, int, int]:
     """Query heads, kv heads, head_dim."""
     from backburner.model.load import find_model, model_type_for, read_config, text_config
 
-    _, folder = find_model(None if model == "tiny" else model)
+    _, folder = find_model(model or EMBEDDED, config_only=True)
     config = read_config(folder)
     model_type_for(config)
     text = text_config(config)

@@ -23,14 +23,14 @@ def _names(own: str, *others: str) -> list[str]:
 
 def serve(
     model: Annotated[
-        str | None,
+        str,
         typer.Option(
             "--model",
             "-m",
             envvar=_names("MODEL", "LLAMA_ARG_MODEL"),
-            help="A model folder or a Hugging Face id (OWNER/NAME). Default: the embedded `tiny`.",
+            help="A model folder, a Hugging Face id (OWNER/NAME), or `tiny`, the embedded one.",
         ),
-    ] = None,
+    ] = c.EMBEDDED,
     device: Annotated[
         list[str] | None,
         typer.Option(
@@ -175,7 +175,7 @@ def serve(
     if split_decode < 0:
         raise ConfigError(f"--split-decode {split_decode} must be 0 (off) or a number of layers.")
     # Zero is a mistake to be told about, not a wish for the default.
-    embedded = model is None
+    embedded = model == c.EMBEDDED
     if window_tokens is None:
         window_tokens = c.TINY_WINDOW_TOKENS if embedded else c.WINDOW_TOKENS
     if page_tokens is None:
@@ -186,7 +186,7 @@ def serve(
     spill, spill_bytes = c.spill_folder(spill_dir), c.parse_bytes(spill_size)
     worker_bytes = c.parse_bytes(worker_memory)
     # A loopback worker runs layers, too, where that costs little or was asked for: it has the weights a second time.
-    worker_model = (model or "tiny") if model is None or seam or split_decode else None
+    worker_model = model if embedded or seam or split_decode else None
     if not 0 <= device_wait <= 86_400:
         raise ConfigError(f"--device-wait {device_wait:g} must be from 0 to 86,400 seconds.")
     workers = workers_for(devices, worker_bytes, log_level, worker_model, device_wait)
@@ -252,7 +252,7 @@ def serve(
         settings = ApiSettings(
             model_id=served,
             ctx_size=engine_thread.status().ctx_size,
-            aliases=tuple({name, str(model or name), *names} - {served}),
+            aliases=tuple({name, model, *names} - {served}),
             sampling=SamplingParams(
                 temperature=float(defaults.get("temperature", 0.0)),
                 top_p=float(defaults.get("top_p", 1.0)),

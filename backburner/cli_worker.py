@@ -106,7 +106,11 @@ def worker(
         raise ConfigError("--pair is for networks; on a cable there is nobody else.")
     address, loopback = ("", True) if gadget is not None else _may_listen(host, port, pair, pair_cable)
     # Before anyone can call or be paired: finding it may mean a long download, or a mistake.
-    layers = None if model is None else _worker_model(model)
+    layers = None
+    if model is not None:
+        from backburner.model.load import find_model
+
+        layers = find_model(model)
     if gadget is not None:
         from backburner.transport import functionfs
 
@@ -231,10 +235,3 @@ def _introducer(name: str) -> "Callable[[PairKeys], Paired]":
 
     store = KeyStore(c.pairing_folder())
     return introducer(store, name, lambda peer: say_introduced(store, peer))
-
-
-def _worker_model(model: str) -> "tuple[str, Path]":
-    """The name and folder of a worker's --model."""
-    from backburner.model.load import find_model
-
-    return find_model(None if model == "tiny" else model)

@@ -56,6 +56,7 @@ SERVER_PORT = 8_080
 DEVICE_WAIT_S = 60.0
 
 # What the embedded model is shown with: small enough that a first question has pages to hold.
+EMBEDDED = "tiny"  # as a --model
 TINY_WINDOW_TOKENS = 128
 TINY_PAGE_TOKENS = 64
 

@@ -85,6 +85,18 @@ def test_a_missing_folder_is_not_taken_for_a_hub_name() -> None:
             find_model(name)
 
 
+def test_the_embedded_model_has_a_name() -> None:
+    assert find_model("tiny") == ("tiny", TINY)
+
+
+def test_a_template_of_a_hub_model_takes_its_config_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda model, name: str(TINY / name))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("all of it"))
+    assert find_model("somebody/hybrid", config_only=True) == ("hybrid", TINY)
+
+
 def test_a_hub_name_that_cannot_be_fetched_says_what_to_do(monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelError, match="local folder"):

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import load_model, load_tokenizer
 
-from backburner.config import expanded
+from backburner.config import EMBEDDED, expanded
 from backburner.errors import ModelError
 from backburner.model.cpu import prepare_for_cpu, runs_on_cpu
 from backburner.model.fingerprint import fingerprint
@@ -47,13 +47,14 @@ class LoadedModel:
     notes: tuple[str, ...]  # what was changed for this machine, for the log
 
 
-def find_model(model: str | None) -> tuple[str, Path]:
-    """The name to serve and the local folder of `--model`: None (the embedded one), a folder, or a Hugging Face id.
+def find_model(model: str, config_only: bool = False) -> tuple[str, Path]:
+    """The name to serve and the local folder of `--model`: `tiny` (embedded), a folder, or a Hugging Face id.
 
+    Of an id that is not in the hub's cache, the whole model is downloaded, or config.json alone.
     Raises ModelError when there is no such folder or the hub cannot give it, ConfigError for ~ of an unknown user.
     """
-    if model is None:
-        return "tiny", TINY
+    if model == EMBEDDED:
+        return EMBEDDED, TINY
     folder = expanded(model)
     if folder.is_dir():
         return folder.resolve().name, folder
@@ -65,6 +66,8 @@ def find_model(model: str | None) -> tuple[str, Path]:
         # The config alone first: a model that we cannot run must not cost a download of gigabytes.
         config = Path(hf_hub_download(model, "config.json"))
         model_type_for(read_config(config.parent))
+        if config_only:
+            return model.split("/")[1], config.parent
         return model.split("/")[1], Path(snapshot_download(model, allow_patterns=_FILES))
     except ModelError:
         raise
