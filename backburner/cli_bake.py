@@ -18,7 +18,9 @@ def template(
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
     model: Annotated[
         str | None,
-        typer.Option(help="A model folder or a Hugging Face id (OWNER/NAME), of which only the config is downloaded. Default: `tiny`."),
+        typer.Option(
+            help="A model folder or a Hugging Face id (OWNER/NAME), whose config is downloaded. Default: `tiny`."
+        ),
     ] = None,
     attention: Annotated[
         str | None,
@@ -84,7 +86,7 @@ def page(
     kv: Annotated[
         Path,
         typer.Option(
-            help="An .npz with k and v, each \\[kv_heads, rows, head_dim]: float16, float32, or bfloat16 as uint16 bits."
+            help="An .npz with k and v, \\[kv_heads, rows, head_dim]: float16, float32, or bfloat16 as uint16 bits."
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The new folder to write.")],

@@ -199,9 +199,11 @@ def serve(
     require_keys_beyond_loopback(sock, bool(access.keys))
     # A host that decodes with a worker keeps no copies.
     if workers and not split_decode and spill is not None:
+        from backburner.disk import allow_open_files
         from backburner.kv.spill import check_folder
 
         check_folder(spill)
+        allow_open_files()
     from backburner.api.app import create_app
     from backburner.api.server import serve as run_server
     from backburner.api.settings import ApiSettings

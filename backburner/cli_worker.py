@@ -13,8 +13,6 @@ from backburner.cli_pair import same_words, say, say_introduced, say_paired
 from backburner.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from backburner.attention.engine import AttentionEngine
     from backburner.transport.channel import Channel, Door
     from backburner.transport.messages import Paired, PairKeys
@@ -156,9 +154,9 @@ def _bake_settings(
     if not isinstance(engine, BakedEngine):
         return None
     from backburner.coreml.runtime import PageRuntime, SimulatedRuntime
+    from backburner.disk import allow_open_files
     from backburner.worker.bake_share import Share, read_share
     from backburner.worker.baker import BakeSettings
-    from backburner.worker.open_files import allow_open_files
 
     c.check_bake_tokens(tokens)
     if weights not in ("float16", "int8"):

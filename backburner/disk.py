@@ -1,13 +1,29 @@
-"""Folders on disk: names made durable, and folders that a living process holds by a lock in them.
+"""Files and folders on disk: how many may be open, names made durable, folders that a living process holds by a lock.
 
 The lock is flock's: it ends with its process however that ends, and means the same in every container that shares
 the folder.
 """
 
+import contextlib
 import fcntl
 import os
+import resource
 import shutil
 from pathlib import Path
+
+# A mapped page has one: a worker's baked one, or a copy on the host's disk that has been asked for. macOS starts a
+# process with 256, which sockets and libraries want some of; a context of a million positions at 64 layers is 4,096
+# baked pages of 16,384.
+OPEN_FILES = 4_096 + 256
+
+
+def allow_open_files() -> None:
+    """Where the system does not let us, it stays as it is: a page that cannot be opened is tried again later."""
+    with contextlib.suppress(OSError, ValueError):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def to_disk(path: Path) -> None:

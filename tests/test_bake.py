@@ -20,12 +20,12 @@ from backburner.attention.engine import Geometry
 from backburner.attention.numpy_engine import NumpyEngine
 from backburner.coreml.interpreter import Rounding
 from backburner.coreml.runtime import SimulatedRuntime
+from backburner.disk import OPEN_FILES, allow_open_files
 from backburner.errors import ConfigError, OutOfBudget, UnknownPage
 from backburner.worker.bake_folder import BakeFolder
 from backburner.worker.bake_share import SHARES, Share, read_share, write_share
 from backburner.worker.baker import BakeSettings
 from backburner.worker.bakery import Bakery
-from backburner.worker.open_files import OPEN_FILES, allow_open_files
 from backburner.worker.store import PageStore
 from tests.coreml_support import needs_coremltools
 

@@ -15,7 +15,7 @@ from backburner.engine import split_decode, stage
 from backburner.engine.request import GenerationRequest, SamplingParams
 from backburner.engine.split_decode import SplitDecodeRunner
 from backburner.engine.worker_link import WorkerLink
-from backburner.errors import WorkerBusy, WorkerLost
+from backburner.errors import RemoteError, WorkerBusy, WorkerLost
 from backburner.model.fingerprint import layers_fingerprint
 from backburner.model.load import TINY, LoadedModel, Part, load, read_config
 from backburner.transport import fields
@@ -36,6 +36,7 @@ from tests.host import (
     long_prompt,
     same,
     serving,
+    tiny,
     tokenizer,
     until,
 )
@@ -338,7 +339,9 @@ def test_a_worker_that_stays_away_ends_the_request_with_a_named_error(
                     server.close()
                     runner.worker._current.link._channel.close()
 
-            with pytest.raises(WorkerLost, match="Send the request again"):
+            with pytest.raises(
+                WorkerLost, match=r"is away: .*there\. Send the request again when it is back\.$"
+            ):
                 write(runner, PROMPT, before_step=before_step)
             with pytest.raises(WorkerLost):
                 runner.start(GenerationRequest("test", tuple(PROMPT), 1))
@@ -346,6 +349,18 @@ def test_a_worker_that_stays_away_ends_the_request_with_a_named_error(
             with serving(model=MODEL) as servers[0]:
                 assert runner.worker.await_return(5.0)
                 check(runner, PROMPT)
+
+
+def test_a_request_that_a_worker_has_no_room_for_leaves_no_replies_on_the_link(all_logits: None) -> None:
+    page_bytes = make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(PAGE))
+    with (
+        serving(model=MODEL, memory_bytes=8 * page_bytes) as server,
+        split(lambda: link_to(server)) as runner,
+    ):
+        with pytest.raises(RemoteError):
+            write(runner, PROMPT)
+        assert (connection := runner.worker.connection) is not None
+        assert not connection.link._expected
 
 
 def test_chunks_are_answered_in_order_and_only_the_last_with_logits(

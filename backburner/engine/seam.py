@@ -113,7 +113,7 @@ class SeamChooser:
         self.reads.worker_s += read.worker_s
 
     def begin(self, state: Sequence, start: int, last_start: int) -> TailRead | None:
-        """A split read from `start`, or None when the host reads alone. Raises WorkerLost."""
+        """A split read from `start`, or None when the host reads alone."""
         self.seam = None
         if not self.wanted or state.prompt_tokens - start <= self._split_tokens_min:
             return None
@@ -248,6 +248,9 @@ class SeamChooser:
         known = [t.layer_us for t in tails if t.layer_us is not None]
         # A chain of k workers is like one that is k times as fast; one that nobody has measured is like the host.
         worker_us = (sum(known) / len(known) if known else host_us) / len(tails)
-        rates = [w.speed.bytes_per_s for w in self._workers if w.connection is not None]
+        # The slowest cable of those that would run layers; one that only holds pages takes no part.
+        rates = [
+            w.speed.bytes_per_s for w in self._workers if any(t.connection is w.connection for t in tails)
+        ]
         link_us = self._ubatch_bytes / min(rates) * 1e6 if rates and self._host_layer_us else 0.0
         return Speeds(layers, host_us, worker_us, link_us)

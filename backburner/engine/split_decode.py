@@ -152,12 +152,13 @@ class SplitDecodeRunner:
 
     def finish(self, state: _State) -> None:
         stage = state.stage
-        try:
-            while state.waiting and stage is not None:  # cancelled: no reply may stay on the link
+        while state.waiting and stage is not None:  # cancelled, or failed: no reply may stay on the link
+            try:
                 self._ack(stage, state.waiting)
-        except BackburnerError as e:
-            log.warning("a cancelled conversation is not kept: %s", e)
-            state.sequence.failed = True
+            except BackburnerError as e:
+                if not state.sequence.failed:
+                    log.warning("a cancelled conversation is not kept: %s", e)
+                state.sequence.failed = True
         if state.sequence.failed or not state.sequence.checkpoints.positions:
             _give_up(state)
         else:
@@ -297,12 +298,12 @@ class SplitDecodeRunner:
             log.warning("the worker that runs the other layers is lost: %s", e)
             if state.stage is not None:
                 state.stage.connection.link.close()
+            if not self.worker.await_arrival(RETURN_DEADLINE_S):
+                raise WorkerLost(
+                    f"The worker that runs most of this model is away: {self.worker.lost}. "
+                    "Send the request again when it is back."
+                ) from e
             try:
-                if not self.worker.await_arrival(RETURN_DEADLINE_S):
-                    raise WorkerLost(
-                        f"The worker that runs most of this model is away: {self.worker.lost}. "
-                        "Send the request again when it is back."
-                    ) from e
                 self._open(state, state.done)
                 return step()
             except TransportError as again:

@@ -172,8 +172,9 @@ def _start_split_decode(parts: HostParts, report: Report) -> SplitDecodeRunner:
         fits_there = worker.welcome.free_bytes // (page_bytes * max(1, there)) * parts.page_tokens
         most = min(cap.host_tokens, fits_there, cap.model_tokens)
         if (parts.ctx_size or 1) > most or most < 1:
+            asked = "no room for a conversation" if parts.ctx_size is None else f"--ctx-size {parts.ctx_size}"
             raise ConfigError(
-                f"--ctx-size {parts.ctx_size}: the host can hold {cap.host_tokens} tokens of its layers' K and V, the "
+                f"{asked}: the host can hold {cap.host_tokens} tokens of its layers' K and V, the "
                 f"worker {fits_there}, the model {cap.model_tokens}."
             )
         ctx_size = parts.ctx_size or most
