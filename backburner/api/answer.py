@@ -5,14 +5,12 @@ from collections.abc import Sequence
 
 from fastapi import Request, Response
 
+from backburner.api.disconnect import client_left, unless_disconnected
 from backburner.api.format import Choice, Format, Usage, counted
-from backburner.api.reply import LIVENESS_S, Reply, unless_disconnected
+from backburner.api.reply import LIVENESS_S, Reply
 from backburner.api.settings import Api
 from backburner.api.sse import SseResponse
 from backburner.engine.request import Delta, Finished, GenerationRequest, PromptLogprobs
-
-# nginx's "client closed request". Nobody receives it.
-CLIENT_CLOSED_REQUEST = 499
 
 
 async def respond(
@@ -23,7 +21,7 @@ async def respond(
         return SseResponse(api, generations, kind)
     answered = await unless_disconnected(request.receive, _collect_all(api, generations, kind))
     if answered is None:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+        raise client_left()
     choices, usage = answered
     text = json.dumps(kind.whole(choices, usage), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # Half of a surrogate pair, in the parsed arguments of a call, can only be sent as an escape.

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions: a conversation in, the assistant's turn out."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -32,7 +31,7 @@ async def chat_completions(api: Api, request: Request) -> Response:
     raw = await read_body(request, api.settings.max_body_bytes, api.settings.body_idle_s)
     envelope = Envelope.new("chatcmpl", api.settings.model_id)
     # Parsing, rendering and tokenising a long prompt takes seconds; other clients must not wait for it.
-    body, turn, generations = await asyncio.to_thread(_prepare, api, raw, envelope.id)
+    body, turn, generations = await api.threads.prepare(request.receive, _prepare, api, raw, envelope.id)
     kind = ChatFormat(envelope, body.includes_usage, turn, bool(body.logprobs))
     return await respond(api, request, bool(body.stream), generations, kind)
 

@@ -1,6 +1,5 @@
 """POST /v1/completions: raw prompts in, their continuations out."""
 
-import asyncio
 import codecs
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from backburner.engine.request import Delta, Finished, GenerationRequest, Prompt
 async def completions(api: Api, request: Request) -> Response:
     raw = await read_body(request, api.settings.max_body_bytes, api.settings.body_idle_s)
     envelope = Envelope.new("cmpl", api.settings.model_id)
-    body, generations, echoes = await asyncio.to_thread(_prepare, api, raw, envelope.id)
+    body, generations, echoes = await api.threads.prepare(request.receive, _prepare, api, raw, envelope.id)
     kind = CompletionFormat(envelope, body.includes_usage, echoes, body.logprobs)
     return await respond(api, request, bool(body.stream), generations, kind)
 

@@ -2,12 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
-
-from starlette.types import Receive
+from typing import Self
 
 from backburner.api.settings import Api
 from backburner.engine.request import (
@@ -27,8 +24,6 @@ log = logging.getLogger(__name__)
 
 # How often a wait for the engine looks whether there still is one.
 LIVENESS_S = 1.0
-
-T = TypeVar("T")
 
 
 class Reply:
@@ -127,22 +122,3 @@ class Reply:
         # A Delta may hold nothing, while its text is undecided.
         if self._has_news():
             self._wake.set()
-
-
-async def wait_for_disconnect(receive: Receive) -> None:
-    """Returns when the client has closed its connection. The body has to be read already."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, or None if the client goes away first; then the work is cancelled."""
-    task = asyncio.create_task(work)
-    watcher = asyncio.create_task(wait_for_disconnect(receive))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        task.cancel()
-        watcher.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)

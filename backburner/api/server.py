@@ -88,13 +88,15 @@ class Server(uvicorn.Server):
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        farewell = asyncio.get_running_loop().call_later(GRACE_S, self._end_replies)
+        farewell = asyncio.get_running_loop().call_later(GRACE_S, self._end_requests)
         try:
             await super().shutdown(sockets)
         finally:
             farewell.cancel()
+            self._api.threads.close()
 
-    def _end_replies(self) -> None:
+    def _end_requests(self) -> None:
+        self._api.threads.close()
         for reply in tuple(self._api.replies):
             reply.fail(Failed(EngineDead("the server is shutting down")))
 

@@ -9,9 +9,10 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from backburner.api.disconnect import unless_disconnected
 from backburner.api.errors import from_engine, internal_error
 from backburner.api.format import Choice, Format, Usage, counted
-from backburner.api.reply import Reply, unless_disconnected
+from backburner.api.reply import Reply
 from backburner.api.settings import Api
 from backburner.engine.request import Delta, Finished, GenerationRequest, Progress, PromptLogprobs
 from backburner.errors import BackburnerError

@@ -1,6 +1,5 @@
 """POST /tokenize, /detokenize and /apply-template, as llama-server and vLLM have them: text, tokens, prompts."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +61,7 @@ async def _answered(
 ) -> Response:
     raw = await read_body(request, api.settings.max_body_bytes, api.settings.body_idle_s)
     # Megabytes of text take seconds; other clients must not wait for them.
-    return JSONResponse(await asyncio.to_thread(lambda: work(api, parse_object(raw))))
+    return JSONResponse(await api.threads.look(request.receive, lambda: work(api, parse_object(raw))))
 
 
 def _tokenize(api: Api, fields: dict[str, Any]) -> dict[str, Any]:
