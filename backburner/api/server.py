@@ -10,6 +10,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from backburner.api.connection import Connection
 from backburner.api.guard import is_loopback
 from backburner.api.settings import Api
 from backburner.config import join_address
@@ -108,7 +109,7 @@ def server(app: FastAPI, *, on_ready: Callable[[], None] = lambda: None, log_lev
         app,
         # Fixed, so that the same code serves whatever else is installed.
         loop="asyncio",
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="off",
         # The command line configures logging; uvicorn's own lines are of interest to its developers.
