@@ -1,8 +1,10 @@
 """/tokenize, /detokenize, /apply-template and /props: what llama-server's and vLLM's clients read."""
 
+import threading
 from typing import Any
 
 import pytest
+from fastapi.responses import JSONResponse
 
 from tests.api_support import HI, MODEL, asgi, error_of
 from tests.scripted_engine import says, tiny_tokenizer
@@ -91,6 +93,29 @@ def test_bodies_are_read_as_strictly_as_elsewhere(path: str) -> None:
         error_of(client.raw(b" " * 200, path), 413)
         error_of(client.raw(b"{}", path, content_type="text/plain"), 415)
         error_of(client.get(path), 405)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/apply-template", {"messages": HI}),
+    ],
+)
+def test_an_answer_is_made_into_bytes_in_the_thread(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered_by: list[str] = []
+
+    def render(self: JSONResponse, content: Any) -> bytes:
+        rendered_by.append(threading.current_thread().name)
+        return b"{}"
+
+    monkeypatch.setattr(JSONResponse, "render", render)
+    with asgi(says("ok")) as client:
+        assert client.post(path, body).status_code == 200
+    assert [name.rpartition("_")[0] for name in rendered_by] == ["look"]
 
 
 def test_an_unknown_model_is_404() -> None:

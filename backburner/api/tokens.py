@@ -60,8 +60,8 @@ async def _answered(
     api: Api, request: Request, work: Callable[[Api, dict[str, Any]], dict[str, Any]]
 ) -> Response:
     raw = await read_body(request, api.settings.max_body_bytes, api.settings.body_idle_s)
-    # Megabytes of text take seconds; other clients must not wait for them.
-    return JSONResponse(await api.threads.look(request.receive, lambda: work(api, parse_object(raw))))
+    # Megabytes of text take seconds, and so does their JSON; other clients must not wait for them.
+    return await api.threads.look(request.receive, lambda: JSONResponse(work(api, parse_object(raw))))
 
 
 def _tokenize(api: Api, fields: dict[str, Any]) -> dict[str, Any]:
