@@ -24,8 +24,7 @@ async def respond(
         raise client_left()
     choices, usage = answered
     text = json.dumps(kind.whole(choices, usage), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # Half of a surrogate pair, in the parsed arguments of a call, can only be sent as an escape.
-    return Response(text.encode("utf-8", "backslashreplace"), media_type="application/json")
+    return Response(text, media_type="application/json")
 
 
 async def _collect_all(
