@@ -23,6 +23,18 @@ def test_tokens_of_a_text_and_back(text: str) -> None:
         assert not client.engine.requests
 
 
+def test_null_means_not_given() -> None:
+    with asgi(says("ok")) as client:
+        for text, null in (
+            ("content", "add_special"),
+            ("prompt", "add_special_tokens"),
+            ("content", "with_pieces"),
+        ):
+            given = client.post("/tokenize", {text: "hi", null: None})
+            assert given.json() == client.post("/tokenize", {text: "hi"}).json()
+            assert given.status_code == 200
+
+
 def test_pieces_join_to_the_text_and_are_bytes_where_a_character_is_cut() -> None:
     text = "go 🙂 on"
     with asgi(says("ok")) as client:

@@ -35,11 +35,13 @@ def _prepare(
     generations: list[GenerationRequest] = []
     echoes: list[str] = []
     scores_prompt = bool(body.echo) and body.logprobs is not None
-    for number, prompt in enumerate(completion_prompts(api, body)):
-        first = generation_request(api, body, f"{request_id}-{number}", prompt, body.max_tokens, "prompt")
+    for number, (given, tokens) in enumerate(zip(body.prompt, completion_prompts(api, body), strict=True)):
+        first = generation_request(api, body, f"{request_id}-{number}", tokens, body.max_tokens, "prompt")
         first = replace(first, prompt_logprobs=scores_prompt)
         generations += [first, *(another(first, i) for i in range(1, body.n or 1))]
-        echo = api.tokenizer.decode(prompt) if body.echo and not scores_prompt else ""
+        echo = ""
+        if body.echo and not scores_prompt:
+            echo = given if isinstance(given, str) else api.tokenizer.decode(given)
         echoes += [echo] * (body.n or 1)
     return body, generations, echoes
 
