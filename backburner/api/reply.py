@@ -40,6 +40,8 @@ class Reply:
         self._wake = asyncio.Event()
         self._progress: Progress | None = None
         self._text: list[str] = []
+        self._ends: list[int] = []  # of tokens in the text
+        self._length = 0  # of the text
         self._logprobs: list[TokenLogprob] = []
         self._prompt: list[TokenLogprob] = []
         self._end: Finished | Failed | None = None
@@ -75,9 +77,12 @@ class Reply:
         if self._prompt:
             scores, self._prompt = PromptLogprobs(tuple(self._prompt)), []
             return scores
-        if self._text or self._logprobs:
-            delta = Delta("".join(self._text), (), tuple(self._logprobs))
+        # Tokens without text come with the next text or the end.
+        if self._text or self._logprobs or (self._ends and self._end is not None):
+            delta = Delta("".join(self._text), (), tuple(self._logprobs), tuple(self._ends))
             self._text.clear()
+            self._ends.clear()
+            self._length = 0
             self._logprobs.clear()
             return delta
         if isinstance(self._end, Failed):
@@ -112,6 +117,8 @@ class Reply:
                     self._submitted_s = None
                 if event.text:
                     self._text.append(event.text)
+                    self._length += len(event.text)
+                self._ends += [self._length] * len(event.token_ids)
                 self._logprobs += event.logprobs
             case PromptLogprobs():
                 self._prompt += event.tokens

@@ -29,11 +29,7 @@ async def responses(api: Api, request: Request) -> Response:
     # Parsing, rendering and tokenising a long prompt takes seconds; other clients must not wait for it.
     body, turn, generation = await api.threads.prepare(request.receive, _prepare, api, raw, response_id)
     envelope = ResponseEnvelope(response_id, api.settings.model_id, created_s, body, generation.sampling)
-
-    def count_tokens(text: str) -> int:
-        return len(api.tokenizer.encode(text, add_special_tokens=False))
-
-    kind = ResponsesFormat(envelope, turn, count_tokens)
+    kind = ResponsesFormat(envelope, turn)
     return await respond(api, request, bool(body.stream), [generation], kind)
 
 
