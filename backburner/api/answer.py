@@ -33,7 +33,7 @@ async def _collect_all(
     choices: list[Choice] = []
     usage = Usage()
     for index, generation in enumerate(generations):
-        choice = kind.choice(index)
+        choice = kind.choice(index, keeps=True)
         with Reply(api, generation, further=index > 0) as reply:
             finished = await _collect(reply, choice)
         usage = usage.plus(counted(generations, index, finished))

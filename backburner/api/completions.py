@@ -55,12 +55,14 @@ class CompletionChoice:
         echo: str,
         top: int | None,
         chunk: Callable[[dict[str, Any]], dict[str, Any]],
+        keeps: bool,
     ) -> None:
-        """top: alternatives to each token; None: no logprobs."""
+        """top: alternatives to each token; None: no logprobs. keeps: what came, for `whole`."""
         self._index = index
         self._echo = echo
         self._top = top
         self._chunk = chunk
+        self._keeps = keeps
         self._lists = TextLogprobs()
         self._prompt = codecs.getincrementaldecoder("utf-8")("replace")
         self._texts: list[str] = []
@@ -92,9 +94,10 @@ class CompletionChoice:
 
     def _send(self, text: str, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         scores = None if self._top is None else self._lists.block(tokens, self._top)
-        self._texts.append(text)
-        if scores is not None:
-            self._blocks.append(scores)
+        if self._keeps:
+            self._texts.append(text)
+            if scores is not None:
+                self._blocks.append(scores)
         return self._chunk(self._choice(text, scores, None))
 
     def _choice(self, text: str, scores: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
@@ -109,5 +112,5 @@ class CompletionFormat(ChoicesFormat):
     echoes: Sequence[str]  # by choice
     top: int | None
 
-    def choice(self, index: int) -> Choice:
-        return CompletionChoice(index, self.echoes[index], self.top, self.chunk)
+    def choice(self, index: int, *, keeps: bool) -> Choice:
+        return CompletionChoice(index, self.echoes[index], self.top, self.chunk, keeps)

@@ -63,7 +63,7 @@ class SseResponse(Response):
                 yield kind.frame(value)
             for index, request in enumerate(self._requests):
                 with first if index == 0 else Reply(self._api, request, further=True) as reply:
-                    async with aclosing(self._choice(kind.choice(index), reply)) as frames:
+                    async with aclosing(self._choice(kind.choice(index, keeps=False), reply)) as frames:
                         async for frame in frames:
                             if isinstance(frame, Finished):
                                 usage = usage.plus(counted(self._requests, index, frame))

@@ -77,7 +77,7 @@ class ResponsesFormat:
         yield {"type": "response.created", "response": response}
         yield {"type": "response.in_progress", "response": response}
 
-    def choice(self, index: int) -> Choice:
+    def choice(self, index: int, *, keeps: bool) -> Choice:
         assert index == 0
         return self._answer
 
