@@ -269,7 +269,9 @@ def test_a_reader_that_takes_a_little_now_and_then_has_not_stalled() -> None:
     async def run() -> None:
         engine = ScriptedEngine(says("ok"))
         try:
-            config = uvicorn.Config(app_for(engine, write_stall_s=0.01), lifespan="off", ws="none")
+            config = uvicorn.Config(
+                app_for(engine, write_stall_s=0.01), lifespan="off", ws="none", log_config=None
+            )
             connection, transport = Connection(config, ServerState(), {}), Taking()
             connection.connection_made(cast(asyncio.Transport, transport))
             connection.pause_writing()
