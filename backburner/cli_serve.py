@@ -160,7 +160,7 @@ def serve(
     configure_logging(log_level)
     end_at_once_on_signals()
     devices = [c.parse_device(text) for text in device or ["none"]]
-    template_kwargs = _json_object(chat_template_kwargs)
+    template_kwargs = _template_kwargs(chat_template_kwargs)
     _check_limits(ctx_size, max_tokens, temperature)
     access = _access(api_key, api_key_file, cors_origins)
     if max_queue < 0:
@@ -260,6 +260,7 @@ def serve(
                 top_p=float(defaults.get("top_p", 1.0)),
                 top_k=int(defaults.get("top_k", 0)),
                 min_p=float(defaults.get("min_p", 0.0)),
+                repetition_penalty=float(defaults.get("repetition_penalty", 1.0)),
             ),
             max_tokens=max_tokens,
             # The embedded model answers best without thinking; others are asked to think, as mlx-lm asks them.
@@ -319,8 +320,10 @@ def _check_engine(name: str) -> None:
         raise ConfigError(f"--engine {name!r} is not one of {', '.join(ENGINE_NAMES)}.")
 
 
-def _json_object(text: str | None) -> dict[str, Any]:
+def _template_kwargs(text: str | None) -> dict[str, Any]:
     import json
+
+    from backburner.api.turn import RESERVED_TEMPLATE_KWARGS
 
     if text is None:
         return {}
@@ -330,4 +333,6 @@ def _json_object(text: str | None) -> dict[str, Any]:
         raise ConfigError(f"--chat-template-kwargs is not JSON: {e}") from None
     if not isinstance(value, dict):
         raise ConfigError("--chat-template-kwargs must be a JSON object.")
+    if reserved := sorted(RESERVED_TEMPLATE_KWARGS.intersection(value)):
+        raise ConfigError(f"--chat-template-kwargs: {reserved[0]!r} cannot be set there.")
     return value

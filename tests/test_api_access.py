@@ -83,6 +83,8 @@ def test_each_key_is_good_in_either_header(headers: dict[str, str]) -> None:
 def test_health_needs_no_key() -> None:
     with asgi(says("ok"), **KEYS) as client:
         assert client.get("/health").status_code == 200
+        head = client.request("HEAD", "/health")
+        assert (head.status_code, head.content) == (200, b"")
         assert client.get("/health", headers={"authorization": "Bearer wrong"}).status_code == 200
 
 

@@ -122,7 +122,7 @@ def test_06_one_token_ends_with_length_and_none_or_fewer_is_400() -> None:
         assert (choice["message"]["content"], choice["finish_reason"]) == ("A", "length")
         assert client.chat(max_tokens=1).json()["usage"]["completion_tokens"] == 1
         for name in ("max_tokens", "max_completion_tokens"):
-            for bad in (0, -1):
+            for bad in (0, -2):
                 assert error_of(client.chat(**{name: bad}), 400)["param"] == name
 
 

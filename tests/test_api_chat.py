@@ -1,10 +1,13 @@
 """Chat completions: what reaches the engine, and what comes back, whole and streamed."""
 
+import inspect
 import json
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
+from backburner.api.turn import RESERVED_TEMPLATE_KWARGS
 from backburner.engine.request import SamplingParams
 from tests.api_support import HI, MODEL, AsgiClient, asgi, error_of, frames, streamed_text
 from tests.scripted_engine import Script, says, tiny_tokenizer
@@ -136,6 +139,17 @@ def test_max_tokens_one_gives_one_token_and_length() -> None:
     assert body["usage"]["completion_tokens"] == 1
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_minus_one_is_no_limit(name: str) -> None:
+    with asgi(says("A")) as client:
+        client.chat()
+        client.chat(**{name: -1})
+        client.complete(max_tokens=-1)
+        plain, chat, completion = client.engine.requests
+    assert chat.max_tokens == plain.max_tokens
+    assert completion.max_tokens > 1000
+
+
 def test_max_completion_tokens_wins_over_max_tokens() -> None:
     with asgi(says("ABC")) as client:
         client.chat(max_tokens=7, max_completion_tokens=2)
@@ -241,6 +255,11 @@ def test_chat_template_kwargs_are_merged_over_the_defaults() -> None:
         assert prompt_of(client).endswith("<think>\n\n</think>\n\n")
         client.chat(chat_template_kwargs={"enable_thinking": True})
         assert prompt_of(client).endswith("<think>\n")
+
+
+def test_no_argument_of_the_template_itself_comes_from_a_client() -> None:
+    own = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"self", "kwargs"}
+    assert own <= RESERVED_TEMPLATE_KWARGS
 
 
 def test_chat_template_kwargs_cannot_replace_the_template() -> None:

@@ -117,10 +117,28 @@ def test_fields_that_would_change_the_answer_are_refused_by_name(fields: dict[st
 def test_their_neutral_values_are_accepted() -> None:
     with asgi(echo) as client:
         response = client.complete(echo=False, suffix="", best_of=1, logprobs=None, n=1, logit_bias={})
-    assert response.status_code == 200
+        off = {"typical_p": 1.0, "dry_multiplier": 0.0, "mirostat": 0, "xtc_probability": 0, "bad_words": []}
+        chat = client.chat(**off, truncate_prompt_tokens=-1, n_predict=-1, allowed_token_ids=None)
+    assert response.status_code == chat.status_code == 200
 
 
-@pytest.mark.parametrize("max_tokens", [0, -1])
+def test_as_many_candidates_as_answers_are_no_choice() -> None:
+    with asgi(echo) as client:
+        assert len(client.complete(best_of=2, n=2).json()["choices"]) == 2
+        assert error_of(client.complete(best_of=3, n=2), 400)["param"] == "best_of"
+
+
+def test_an_echoed_text_is_the_clients_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As of tokenizers that normalise their input.
+    monkeypatch.setattr(tiny_tokenizer()._tokenizer, "decode", lambda _: "another")
+    with asgi(says("!")) as client:
+        body = client.complete(prompt=["Åb", "c"], echo=True).json()
+        tokens = client.complete(prompt=[5, 6], echo=True).json()
+    assert [choice["text"] for choice in body["choices"]] == ["Åb!", "c!"]
+    assert tokens["choices"][0]["text"] == "another!"
+
+
+@pytest.mark.parametrize("max_tokens", [0, -2])
 def test_max_tokens_below_one_is_a_400(max_tokens: int) -> None:
     with asgi(echo) as client:
         assert error_of(client.complete(max_tokens=max_tokens), 400)["param"] == "max_tokens"

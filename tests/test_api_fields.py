@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from backburner.api.chat import ChatChoice
+from backburner.api.completions import CompletionChoice
 from backburner.engine.request import GenerationRequest, Grammar, SamplingParams
 from tests.api_support import (
     HI,
@@ -378,6 +380,19 @@ def test_a_bias_of_a_token_outside_the_vocabulary_is_a_400() -> None:
 
 
 # text completions
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_an_answer_that_is_not_streamed_is_kept(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices: list[Any] = []
+    for kind in (ChatChoice, CompletionChoice):
+        monkeypatch.setattr(kind, "opening", lambda self: choices.append(self) or ())
+    with asgi(says("hello")) as client:
+        client.chat(stream=stream, logprobs=True)
+        client.complete(stream=stream, logprobs=0, echo=True)
+    chat, completion = choices
+    kept = (chat._pieces, chat._all_scores, completion._texts, completion._blocks)
+    assert [bool(values) for values in kept] == [not stream] * len(kept)
 
 
 def test_echo_puts_the_prompt_in_front() -> None:

@@ -1,16 +1,22 @@
 """Over real sockets: faults in mid-answer, keep-alives, clients that leave, clients that do not read."""
 
+import asyncio
 import json
+import select
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, cast
+from unittest.mock import MagicMock
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from backburner.api.chat import ChatChoice, ChatFormat
+from backburner.api.connection import Connection
 from backburner.engine.request import GenerationRequest
 from backburner.errors import (
     BackburnerError,
@@ -21,7 +27,7 @@ from backburner.errors import (
     ModelError,
     OutOfBudget,
 )
-from tests.api_support import HI, asgi, error_of, eventually, frames, listening, streamed_text
+from tests.api_support import HI, app_for, asgi, error_of, eventually, frames, listening, streamed_text
 from tests.scripted_engine import Script, ScriptedEngine, says, tiny_tokenizer
 
 LONG = says("so it goes on " * 200, token_delay_s=0.01)
@@ -229,6 +235,53 @@ def test_a_reader_that_stalls_is_cancelled_and_others_are_not_touched() -> None:
         assert chat(url, max_tokens=5).json()["choices"][0]["message"]["content"] == "ok"
         assert engine.requests[0].request_id not in engine.completed
         stalled.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_connection_of_a_reader_that_stalls_is_ended(stream: bool) -> None:
+    # More than the kernel takes, so that some of it waits in the server.
+    with listening(Script(pieces=["x" * 65536] * 300), write_stall_s=0.5) as (url, engine):
+        engine.ctx_size = 10**6
+        with open_request(url, {"stream": stream}, receive_buffer_bytes=4096) as stalled:
+            ends = select.poll()
+            ends.register(stalled, 0)
+            assert ends.poll(15_000), "the connection goes on"
+
+
+def test_a_reader_that_takes_a_little_now_and_then_has_not_stalled() -> None:
+    class Taking:
+        """A transport with less to send whenever it is asked, until its client stalls."""
+
+        waiting: ClassVar = [300, 200, 100, 100]
+        aborted = False
+
+        def get_write_buffer_size(self) -> int:
+            return self.waiting.pop(0)
+
+        def get_extra_info(self, name: str) -> Any:
+            return MagicMock()
+
+        def set_write_buffer_limits(self, high: int) -> None: ...
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    async def run() -> None:
+        engine = ScriptedEngine(says("ok"))
+        try:
+            config = uvicorn.Config(
+                app_for(engine, write_stall_s=0.01), lifespan="off", ws="none", log_config=None
+            )
+            connection, transport = Connection(config, ServerState(), {}), Taking()
+            connection.connection_made(cast(asyncio.Transport, transport))
+            connection.pause_writing()
+            while not transport.aborted:
+                await asyncio.sleep(0.01)
+            assert not transport.waiting
+        finally:
+            engine.close()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_a_slow_reader_gets_the_whole_answer() -> None:

@@ -511,11 +511,11 @@ def test_a_cut_answer_says_whose_limit_it_was() -> None:
         assert message(client, max_tokens=1000)["stop_reason"] == "model_context_window_exceeded"
 
 
-def test_half_of_a_surrogate_pair_in_an_argument_is_sent_as_it_came() -> None:
+def test_half_of_a_surrogate_pair_in_an_argument_is_a_replacement_character() -> None:
     said = '<tool_call>\n{"name": "weather", "arguments": {"city": "a\\ud83d", "days": 1}}\n</tool_call>'
     with asgi(says(said)) as client:
         answer = message(client, tools=TOOLS)
-    assert answer["content"][0]["input"] == {"city": "a\ud83d", "days": 1}
+    assert answer["content"][0]["input"] == {"city": "a\ufffd", "days": 1}
 
 
 def test_one_call_only_where_parallel_use_is_disabled() -> None:

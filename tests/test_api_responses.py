@@ -16,7 +16,7 @@ from backburner.engine.request import GenerationRequest, Grammar
 from backburner.errors import ContextExceeded, LinkClosed
 from tests.api_support import MODEL, AsgiClient, asgi, error_of, listening
 from tests.processes import serve
-from tests.scripted_engine import Script, says, tiny_tokenizer
+from tests.scripted_engine import Script, says, tiny_tokenizer, tokens_of
 
 WEATHER = {
     "type": "function",
@@ -160,7 +160,16 @@ def test_thoughts_are_an_item_of_their_own_and_counted() -> None:
     assert "encrypted_content" not in thought
     assert message["content"][0]["text"] == "Hello 🙂"
     reasoning_tokens = whole["usage"]["output_tokens_details"]["reasoning_tokens"]
-    assert reasoning_tokens == len(says("Hm, a greeting.").tokens)
+    assert reasoning_tokens == len(tokens_of("Hm, a greeting.\n</think>"))
+
+
+def test_thoughts_are_counted_as_their_tokens_come_and_not_tokenized_again() -> None:
+    # Nobody would tokenize it so.
+    tokens = [token for character in THOUGHT[:-1] for token in tokens_of(character)]
+    for delay_s in (0, 0.01):
+        with asgi(Script(tokens, token_delay_s=delay_s)) as client:
+            details = respond(client, **THINKS).json()["usage"]["output_tokens_details"]
+        assert details["reasoning_tokens"] == len("Hm, a greeting.\n</think>")
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal"])

@@ -1,8 +1,10 @@
 """/tokenize, /detokenize, /apply-template and /props: what llama-server's and vLLM's clients read."""
 
+import threading
 from typing import Any
 
 import pytest
+from fastapi.responses import JSONResponse
 
 from tests.api_support import HI, MODEL, asgi, error_of
 from tests.scripted_engine import says, tiny_tokenizer
@@ -19,6 +21,18 @@ def test_tokens_of_a_text_and_back(text: str) -> None:
         assert tokens == tiny_tokenizer().encode(text, add_special_tokens=False)
         assert client.post("/detokenize", {"tokens": tokens}).json()["content"] == text
         assert not client.engine.requests
+
+
+def test_null_means_not_given() -> None:
+    with asgi(says("ok")) as client:
+        for text, null in (
+            ("content", "add_special"),
+            ("prompt", "add_special_tokens"),
+            ("content", "with_pieces"),
+        ):
+            given = client.post("/tokenize", {text: "hi", null: None})
+            assert given.json() == client.post("/tokenize", {text: "hi"}).json()
+            assert given.status_code == 200
 
 
 def test_pieces_join_to_the_text_and_are_bytes_where_a_character_is_cut() -> None:
@@ -91,6 +105,29 @@ def test_bodies_are_read_as_strictly_as_elsewhere(path: str) -> None:
         error_of(client.raw(b" " * 200, path), 413)
         error_of(client.raw(b"{}", path, content_type="text/plain"), 415)
         error_of(client.get(path), 405)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/apply-template", {"messages": HI}),
+    ],
+)
+def test_an_answer_is_made_into_bytes_in_the_thread(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered_by: list[str] = []
+
+    def render(self: JSONResponse, content: Any) -> bytes:
+        rendered_by.append(threading.current_thread().name)
+        return b"{}"
+
+    monkeypatch.setattr(JSONResponse, "render", render)
+    with asgi(says("ok")) as client:
+        assert client.post(path, body).status_code == 200
+    assert [name.rpartition("_")[0] for name in rendered_by] == ["look"]
 
 
 def test_an_unknown_model_is_404() -> None:

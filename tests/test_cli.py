@@ -65,6 +65,7 @@ BAD_FLAGS = [
     (["serve", "--model", "/no/such/folder"], "no such folder"),
     (["serve", "--chat-template-kwargs", "{"], "--chat-template-kwargs is not JSON"),
     (["serve", "--chat-template-kwargs", "[1]"], "must be a JSON object"),
+    (["serve", "--chat-template-kwargs", '{"tools": []}'], "'tools' cannot be set there"),
     (["serve", "--log-level", "loud"], "'loud' is not one of debug, info, warning, error"),
     (["serve", "--port", "70000"], "70000 is not a port"),
     (["serve", "--host", "no.such.host.invalid"], "check --host and --port"),

@@ -134,8 +134,9 @@ def test_a_config_of_another_size_is_refused(folder: Path) -> None:
 def test_sampling_follows_the_models_authors(folder: Path) -> None:
     assert sampling_defaults(TINY) == {}
     path = folder / "generation_config.json"
-    path.write_text(json.dumps({"temperature": 0.6, "top_p": 0.95, "top_k": 20, "do_sample": True}))
-    assert sampling_defaults(folder) == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    said = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
+    path.write_text(json.dumps(said | {"do_sample": True}))
+    assert sampling_defaults(folder) == said
     path.write_text(json.dumps({"temperature": 0.6, "do_sample": False}))
     assert sampling_defaults(folder) == {}
 

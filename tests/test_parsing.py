@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.tool_parsers import json_tools, qwen3_coder
 
+from backburner.api.body import strict_json
 from backburner.api.parsing.identity import new_call_id
 from backburner.api.parsing.parser import Parser
 from backburner.api.parsing.pieces import (
@@ -465,9 +466,26 @@ def test_a_call_whose_block_is_not_closed_stands() -> None:
     ]
 
 
-def test_half_of_a_surrogate_pair_in_arguments_can_be_sent() -> None:
-    text = '<tool_call>{"name": "look", "arguments": {"path": "\\ud83d"}}</tool_call>'
-    parse(text).tool_calls[0].arguments.encode()
+@pytest.mark.parametrize(
+    ("escaped", "said"),
+    [
+        ("\\ud83d", "\ufffd"),
+        ("\\uDe42", "\ufffd"),
+        ("a\\ud83db\\ud83d", "a\ufffdb\ufffd"),
+        ("\\ude42\\ud83d", "\ufffd\ufffd"),
+        ("\\ud83d\\ud83d\\ude42", "\ufffd🙂"),
+        ("\\ud83d\\ude42", "🙂"),
+        ("\\\\ud83d", "\\ud83d"),
+    ],
+)
+def test_half_of_a_surrogate_pair_in_arguments_is_a_replacement_character(escaped: str, said: str) -> None:
+    hermes = f'{{"name": "look", "arguments": {{"path": "{escaped}"}}}}'
+    doubled = json.dumps(f'{{"path": "{escaped}"}}')
+    xml = function("look", filter=f'{{"{escaped}": "{escaped}", "n": 1.50}}')
+    for text in (hermes, f'{{"name": "look", "arguments": {doubled}}}', xml):
+        (call,) = parse(f"<tool_call>\n{text}\n</tool_call>").tool_calls
+        value = strict_json(call.arguments)  # as it is read when it comes back
+        assert value == ({"path": said} if text is not xml else {"filter": {said: said, "n": 1.5}})
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,12 @@ from collections.abc import Sequence
 
 from fastapi import Request, Response
 
+from backburner.api.disconnect import client_left, unless_disconnected
 from backburner.api.format import Choice, Format, Usage, counted
-from backburner.api.reply import LIVENESS_S, Reply, unless_disconnected
+from backburner.api.reply import LIVENESS_S, Reply
 from backburner.api.settings import Api
 from backburner.api.sse import SseResponse
 from backburner.engine.request import Delta, Finished, GenerationRequest, PromptLogprobs
-
-# nginx's "client closed request". Nobody receives it.
-CLIENT_CLOSED_REQUEST = 499
 
 
 async def respond(
@@ -23,11 +21,10 @@ async def respond(
         return SseResponse(api, generations, kind)
     answered = await unless_disconnected(request.receive, _collect_all(api, generations, kind))
     if answered is None:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+        raise client_left()
     choices, usage = answered
     text = json.dumps(kind.whole(choices, usage), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # Half of a surrogate pair, in the parsed arguments of a call, can only be sent as an escape.
-    return Response(text.encode("utf-8", "backslashreplace"), media_type="application/json")
+    return Response(text, media_type="application/json")
 
 
 async def _collect_all(
@@ -36,7 +33,7 @@ async def _collect_all(
     choices: list[Choice] = []
     usage = Usage()
     for index, generation in enumerate(generations):
-        choice = kind.choice(index)
+        choice = kind.choice(index, keeps=True)
         with Reply(api, generation, further=index > 0) as reply:
             finished = await _collect(reply, choice)
         usage = usage.plus(counted(generations, index, finished))

@@ -85,6 +85,7 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ApiSettings
     async def get_model(name: str) -> Response:
         return catalog.model_by_name(api, name, created_s)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def get_health() -> Response:
         return catalog.health(api)

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions: a conversation in, the assistant's turn out."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -32,7 +31,7 @@ async def chat_completions(api: Api, request: Request) -> Response:
     raw = await read_body(request, api.settings.max_body_bytes, api.settings.body_idle_s)
     envelope = Envelope.new("chatcmpl", api.settings.model_id)
     # Parsing, rendering and tokenising a long prompt takes seconds; other clients must not wait for it.
-    body, turn, generations = await asyncio.to_thread(_prepare, api, raw, envelope.id)
+    body, turn, generations = await api.threads.prepare(request.receive, _prepare, api, raw, envelope.id)
     kind = ChatFormat(envelope, body.includes_usage, turn, bool(body.logprobs))
     return await respond(api, request, bool(body.stream), generations, kind)
 
@@ -87,14 +86,16 @@ class ChatChoice:
         parser: Parser,
         logprobs: bool,
         chunk: Callable[[dict[str, Any]], dict[str, Any]],
+        keeps: bool,
     ) -> None:
-        """chunk: puts a choice's JSON into its envelope."""
+        """chunk: puts a choice's JSON into its envelope. keeps: what came, for `whole`."""
         self._index = index
         self._parser = parser
         self._logprobs = ContentTokens() if logprobs else None
         self._scores: list[TokenLogprob] = []  # of content that was not sent yet
         self._all_scores: list[TokenLogprob] = []
         self._chunk = chunk
+        self._keeps = keeps
         self._pieces: list[Piece] = []
         self._finished: Finished | None = None
 
@@ -126,10 +127,12 @@ class ChatChoice:
 
     def _score(self, scores: Sequence[TokenLogprob]) -> None:
         self._scores += scores
-        self._all_scores += scores
+        if self._keeps:
+            self._all_scores += scores
 
     def _send(self, pieces: Sequence[Piece], tokens: Sequence[TokenLogprob] = ()) -> Iterable[dict[str, Any]]:
-        self._pieces += pieces
+        if self._keeps:
+            self._pieces += pieces
         if self._logprobs is None:
             return [self._choice(piece_json(piece)) for piece in pieces]
         chunks = []
@@ -155,5 +158,5 @@ class ChatFormat(ChoicesFormat):
     turn: Turn
     logprobs: bool
 
-    def choice(self, index: int) -> Choice:
-        return ChatChoice(index, self.turn.parser(), self.logprobs, self.chunk)
+    def choice(self, index: int, *, keeps: bool) -> Choice:
+        return ChatChoice(index, self.turn.parser(), self.logprobs, self.chunk, keeps)

@@ -1,6 +1,5 @@
 """POST /v1/completions: raw prompts in, their continuations out."""
 
-import asyncio
 import codecs
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from backburner.engine.request import Delta, Finished, GenerationRequest, Prompt
 async def completions(api: Api, request: Request) -> Response:
     raw = await read_body(request, api.settings.max_body_bytes, api.settings.body_idle_s)
     envelope = Envelope.new("cmpl", api.settings.model_id)
-    body, generations, echoes = await asyncio.to_thread(_prepare, api, raw, envelope.id)
+    body, generations, echoes = await api.threads.prepare(request.receive, _prepare, api, raw, envelope.id)
     kind = CompletionFormat(envelope, body.includes_usage, echoes, body.logprobs)
     return await respond(api, request, bool(body.stream), generations, kind)
 
@@ -36,11 +35,13 @@ def _prepare(
     generations: list[GenerationRequest] = []
     echoes: list[str] = []
     scores_prompt = bool(body.echo) and body.logprobs is not None
-    for number, prompt in enumerate(completion_prompts(api, body)):
-        first = generation_request(api, body, f"{request_id}-{number}", prompt, body.max_tokens, "prompt")
+    for number, (given, tokens) in enumerate(zip(body.prompt, completion_prompts(api, body), strict=True)):
+        first = generation_request(api, body, f"{request_id}-{number}", tokens, body.max_tokens, "prompt")
         first = replace(first, prompt_logprobs=scores_prompt)
         generations += [first, *(another(first, i) for i in range(1, body.n or 1))]
-        echo = api.tokenizer.decode(prompt) if body.echo and not scores_prompt else ""
+        echo = ""
+        if body.echo and not scores_prompt:
+            echo = given if isinstance(given, str) else api.tokenizer.decode(given)
         echoes += [echo] * (body.n or 1)
     return body, generations, echoes
 
@@ -54,12 +55,14 @@ class CompletionChoice:
         echo: str,
         top: int | None,
         chunk: Callable[[dict[str, Any]], dict[str, Any]],
+        keeps: bool,
     ) -> None:
-        """top: alternatives to each token; None: no logprobs."""
+        """top: alternatives to each token; None: no logprobs. keeps: what came, for `whole`."""
         self._index = index
         self._echo = echo
         self._top = top
         self._chunk = chunk
+        self._keeps = keeps
         self._lists = TextLogprobs()
         self._prompt = codecs.getincrementaldecoder("utf-8")("replace")
         self._texts: list[str] = []
@@ -91,9 +94,10 @@ class CompletionChoice:
 
     def _send(self, text: str, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         scores = None if self._top is None else self._lists.block(tokens, self._top)
-        self._texts.append(text)
-        if scores is not None:
-            self._blocks.append(scores)
+        if self._keeps:
+            self._texts.append(text)
+            if scores is not None:
+                self._blocks.append(scores)
         return self._chunk(self._choice(text, scores, None))
 
     def _choice(self, text: str, scores: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
@@ -108,5 +112,5 @@ class CompletionFormat(ChoicesFormat):
     echoes: Sequence[str]  # by choice
     top: int | None
 
-    def choice(self, index: int) -> Choice:
-        return CompletionChoice(index, self.echoes[index], self.top, self.chunk)
+    def choice(self, index: int, *, keeps: bool) -> Choice:
+        return CompletionChoice(index, self.echoes[index], self.top, self.chunk, keeps)

@@ -102,7 +102,9 @@ class Format(Protocol):
         """What a stream sends at once, while its request is queued."""
         ...
 
-    def choice(self, index: int) -> Choice: ...
+    def choice(self, index: int, *, keeps: bool) -> Choice:
+        """keeps: for an answer that is not streamed; only then its `whole` is asked for."""
+        ...
 
     def ending(self, usage: Usage) -> Iterable[dict[str, Any]]:
         """What follows the last choice of a stream."""

@@ -2,12 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
-
-from starlette.types import Receive
+from typing import Self
 
 from backburner.api.settings import Api
 from backburner.engine.request import (
@@ -28,8 +25,6 @@ log = logging.getLogger(__name__)
 # How often a wait for the engine looks whether there still is one.
 LIVENESS_S = 1.0
 
-T = TypeVar("T")
-
 
 class Reply:
     """A submitted request. Leaving the `with` block ends its work, whatever the reason.
@@ -45,6 +40,8 @@ class Reply:
         self._wake = asyncio.Event()
         self._progress: Progress | None = None
         self._text: list[str] = []
+        self._ends: list[int] = []  # of tokens in the text
+        self._length = 0  # of the text
         self._logprobs: list[TokenLogprob] = []
         self._prompt: list[TokenLogprob] = []
         self._end: Finished | Failed | None = None
@@ -80,9 +77,12 @@ class Reply:
         if self._prompt:
             scores, self._prompt = PromptLogprobs(tuple(self._prompt)), []
             return scores
-        if self._text or self._logprobs:
-            delta = Delta("".join(self._text), (), tuple(self._logprobs))
+        # Tokens without text come with the next text or the end.
+        if self._text or self._logprobs or (self._ends and self._end is not None):
+            delta = Delta("".join(self._text), (), tuple(self._logprobs), tuple(self._ends))
             self._text.clear()
+            self._ends.clear()
+            self._length = 0
             self._logprobs.clear()
             return delta
         if isinstance(self._end, Failed):
@@ -117,6 +117,8 @@ class Reply:
                     self._submitted_s = None
                 if event.text:
                     self._text.append(event.text)
+                    self._length += len(event.text)
+                self._ends += [self._length] * len(event.token_ids)
                 self._logprobs += event.logprobs
             case PromptLogprobs():
                 self._prompt += event.tokens
@@ -127,22 +129,3 @@ class Reply:
         # A Delta may hold nothing, while its text is undecided.
         if self._has_news():
             self._wake.set()
-
-
-async def wait_for_disconnect(receive: Receive) -> None:
-    """Returns when the client has closed its connection. The body has to be read already."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, or None if the client goes away first; then the work is cancelled."""
-    task = asyncio.create_task(work)
-    watcher = asyncio.create_task(wait_for_disconnect(receive))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        task.cancel()
-        watcher.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)

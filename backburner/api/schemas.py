@@ -158,6 +158,14 @@ def _biases(bias: object) -> object:
     return tuple(pairs)
 
 
+def _given_limit(tokens: object) -> object:
+    # LM Studio's clients say "no limit" so.
+    return None if tokens == -1 else tokens
+
+
+Limit = Annotated[int | None, Field(ge=1), BeforeValidator(_given_limit)]
+
+
 class GenerationBody(ModelBody):
     """What chat and text completions have in common."""
 
@@ -176,7 +184,7 @@ class GenerationBody(ModelBody):
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     repeat_penalty: float | None = Field(None, gt=0, le=10)  # llama.cpp's name for it
     logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_biases)] = ()
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: Limit = None
     ignore_eos: bool | None = None
 
     @property
@@ -202,7 +210,7 @@ def _tool_choice(choice: object) -> object:
 
 class ChatBody(GenerationBody):
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: Limit = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     response_format: ResponseFormat | None = None
@@ -264,6 +272,15 @@ UNSUPPORTED: Mapping[str, Callable[[object], bool]] = {
     "guided_choice": _beyond(),
     "guided_grammar": _beyond(),
     "structured_outputs": _beyond({}),
+    "typical_p": _beyond(1),
+    "dry_multiplier": _beyond(0),
+    "mirostat": _beyond(0),
+    "xtc_probability": _beyond(0),
+    "bad_words": _beyond([]),
+    "allowed_token_ids": _beyond([]),
+    "truncate_prompt_tokens": _beyond(-1),  # to the context, and what is longer is refused
+    "n_predict": _beyond(-1),
+    "chat_template": _beyond(""),
 }
 
 
@@ -271,5 +288,7 @@ def refuse_unsupported(body: Mapping[str, object]) -> None:
     """400 for a field that asks for what is not implemented."""
     for name, asks in UNSUPPORTED.items():
         value = body.get(name)
+        if name == "best_of" and value == body.get("n"):
+            continue  # all of them are wanted, so none is chosen
         if value is not None and asks(value):
             raise unsupported(name, f"{name}={value!r}"[:200])

@@ -10,6 +10,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from backburner.api.connection import Connection
 from backburner.api.guard import is_loopback
 from backburner.api.settings import Api
 from backburner.config import join_address
@@ -88,13 +89,15 @@ class Server(uvicorn.Server):
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        farewell = asyncio.get_running_loop().call_later(GRACE_S, self._end_replies)
+        farewell = asyncio.get_running_loop().call_later(GRACE_S, self._end_requests)
         try:
             await super().shutdown(sockets)
         finally:
             farewell.cancel()
+            self._api.threads.close()
 
-    def _end_replies(self) -> None:
+    def _end_requests(self) -> None:
+        self._api.threads.close()
         for reply in tuple(self._api.replies):
             reply.fail(Failed(EngineDead("the server is shutting down")))
 
@@ -106,7 +109,7 @@ def server(app: FastAPI, *, on_ready: Callable[[], None] = lambda: None, log_lev
         app,
         # Fixed, so that the same code serves whatever else is installed.
         loop="asyncio",
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="off",
         # The command line configures logging; uvicorn's own lines are of interest to its developers.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from backburner.api.metrics import Metrics
 from backburner.api.parsing.history import ArgumentsForms
+from backburner.api.threads import Threads
 from backburner.engine.request import EngineClient, SamplingParams
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Api:
     settings: ApiSettings
     arguments_forms: ArgumentsForms = field(default_factory=ArgumentsForms)
     replies: set[Reply] = field(default_factory=set)
+    threads: Threads = field(default_factory=Threads)
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from backburner.api.disconnect import unless_disconnected
 from backburner.api.errors import from_engine, internal_error
 from backburner.api.format import Choice, Format, Usage, counted
-from backburner.api.reply import Reply, unless_disconnected
+from backburner.api.reply import Reply
 from backburner.api.settings import Api
 from backburner.engine.request import Delta, Finished, GenerationRequest, Progress, PromptLogprobs
 from backburner.errors import BackburnerError
@@ -46,21 +47,14 @@ class SseResponse(Response):
             await self._kind.refusal(from_engine(e))(scope, receive, send)
             return
         with first:
-            try:
-                await unless_disconnected(receive, self._send_all(first, send))
-            except TimeoutError:
-                log.warning("%s: the client takes no data; cancelled", self._requests[0].request_id)
+            await unless_disconnected(receive, self._send_all(first, send))
 
     async def _send_all(self, first: Reply, send: Send) -> None:
-        async def write(frame: bytes, more: bool = True) -> None:
-            async with asyncio.timeout(self._api.settings.write_stall_s):
-                await send({"type": "http.response.body", "body": frame, "more_body": more})
-
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._frames(first)) as frames:
             async for frame in frames:
-                await write(frame)
-        await write(b"", more=False)
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _frames(self, first: Reply) -> AsyncGenerator[bytes, None]:
         kind, usage = self._kind, Usage()
@@ -69,7 +63,7 @@ class SseResponse(Response):
                 yield kind.frame(value)
             for index, request in enumerate(self._requests):
                 with first if index == 0 else Reply(self._api, request, further=True) as reply:
-                    async with aclosing(self._choice(kind.choice(index), reply)) as frames:
+                    async with aclosing(self._choice(kind.choice(index, keeps=False), reply)) as frames:
                         async for frame in frames:
                             if isinstance(frame, Finished):
                                 usage = usage.plus(counted(self._requests, index, frame))

@@ -1,6 +1,5 @@
 """POST /tokenize, /detokenize and /apply-template, as llama-server and vLLM have them: text, tokens, prompts."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +22,9 @@ class TokenizeBody(ModelBody):
     content: str | None = None
     prompt: str | None = None
     messages: Any = None
-    add_special: bool = False  # llama-server's
-    add_special_tokens: bool = True  # vLLM's
-    with_pieces: bool = False
+    add_special: bool | None = None  # llama-server's; without it there are none
+    add_special_tokens: bool | None = None  # vLLM's; without it there are
+    with_pieces: bool | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
@@ -61,8 +60,8 @@ async def _answered(
     api: Api, request: Request, work: Callable[[Api, dict[str, Any]], dict[str, Any]]
 ) -> Response:
     raw = await read_body(request, api.settings.max_body_bytes, api.settings.body_idle_s)
-    # Megabytes of text take seconds; other clients must not wait for them.
-    return JSONResponse(await asyncio.to_thread(lambda: work(api, parse_object(raw))))
+    # Megabytes of text take seconds, and so does their JSON; other clients must not wait for them.
+    return await api.threads.look(request.receive, lambda: JSONResponse(work(api, parse_object(raw))))
 
 
 def _tokenize(api: Api, fields: dict[str, Any]) -> dict[str, Any]:
@@ -70,9 +69,9 @@ def _tokenize(api: Api, fields: dict[str, Any]) -> dict[str, Any]:
     if body.messages is not None:
         tokens = api.tokenizer.encode(_rendered(api, fields), add_special_tokens=False)
     elif body.prompt is not None:
-        tokens = api.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+        tokens = api.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
-        tokens = api.tokenizer.encode(body.content or "", add_special_tokens=body.add_special)
+        tokens = api.tokenizer.encode(body.content or "", add_special_tokens=bool(body.add_special))
     answer: dict[str, Any] = {
         "tokens": [{"id": t, "piece": _piece(api, t)} for t in tokens] if body.with_pieces else tokens,
         "count": len(tokens),

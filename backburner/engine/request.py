@@ -97,11 +97,14 @@ class Delta:
     `text`. They lag behind when text is held back, and the last is cut where a stop string cuts its text. An end token,
     and parts of a character that is never completed, have no bytes: over all Deltas, the joined bytes of `logprobs` are
     those of the joined `text`.
+
+    `ends`: instead of `token_ids` where Deltas were joined: up to where in `text` each token had come.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
     generation = _read_optional(folder / "generation_config.json")
     if generation.get("do_sample") is False:
         return {}
-    fields = ("temperature", "top_p", "top_k", "min_p")
+    fields = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     return {f: generation[f] for f in fields if isinstance(generation.get(f), int | float)}
 
 

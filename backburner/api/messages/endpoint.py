@@ -1,6 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
-import asyncio
 from typing import TypeVar
 
 from fastapi import Request, Response
@@ -23,7 +22,7 @@ B = TypeVar("B", bound=InputBody)
 async def create_message(api: Api, request: Request) -> Response:
     raw = await read_body(request, api.settings.max_body_bytes, api.settings.body_idle_s)
     # Parsing, rendering and tokenising a long prompt takes seconds; other clients must not wait for it.
-    body, head, generation = await asyncio.to_thread(_prepare, api, raw)
+    body, head, generation = await api.threads.prepare(request.receive, _prepare, api, raw)
     response = await respond(api, request, bool(body.stream), [generation], MessagesFormat(head))
     response.headers["request-id"] = head.request_id
     return response
@@ -32,7 +31,7 @@ async def create_message(api: Api, request: Request) -> Response:
 async def count_tokens(api: Api, request: Request) -> Response:
     """How many tokens the same input would be as a message; it may be more than the context holds."""
     raw = await read_body(request, api.settings.max_body_bytes, api.settings.body_idle_s)
-    count = await asyncio.to_thread(_count, api, raw)
+    count = await api.threads.look(request.receive, _count, api, raw)
     return JSONResponse({"input_tokens": count}, headers={"request-id": new_request_id()})
 
 

@@ -104,7 +104,7 @@ class MessagesFormat:
         end = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
         yield {"type": "message_start", "message": self.head.message([], end, usage)}
 
-    def choice(self, index: int) -> Choice:
+    def choice(self, index: int, *, keeps: bool) -> Choice:
         return MessageChoice(self.head)
 
     def ending(self, usage: Usage) -> Iterable[dict[str, Any]]:

@@ -22,6 +22,7 @@ _ALIASES = {
     "list": "array",
     "dict": "object",
 }
+_HALF_PAIR = re.compile("[\ud800-\udfff]")  # a whole one is one character to Python
 _ESCAPED_POINTER = re.compile(r"~[01]")
 
 Schema = Mapping[str, Any]
@@ -112,13 +113,13 @@ def _integer(text: str) -> str | None:
 def _structure(text: str) -> str | None:
     """The text itself where it is strict JSON, so that no number changes its digits."""
     try:
-        _load(text)
+        json.dumps(_load(text), ensure_ascii=False).encode()  # a ValueError with half of a surrogate pair
     except ValueError:
         pass
     else:
         return text
     try:
-        return _dump(_load(text, strict=False))  # a line break inside of a string
+        return _dump(_load(text, strict=False))  # a line break inside of a string, or that half
     except ValueError:
         return None
 
@@ -207,12 +208,8 @@ def hermes_call(text: str) -> tuple[str, str]:
 
 
 def _dump(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value)  # half of a surrogate pair can only be sent as an escape
-    return text
+    """Half of a surrogate pair is no character: whoever gets one, this server too, could not send it back."""
+    return _HALF_PAIR.sub("\ufffd", json.dumps(value, ensure_ascii=False))
 
 
 def _load(text: str, *, strict: bool = True) -> Any:

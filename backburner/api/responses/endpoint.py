@@ -1,6 +1,5 @@
 """POST /v1/responses: a list of items in, a list of items out. Nothing is kept."""
 
-import asyncio
 import time
 from typing import Any
 
@@ -28,13 +27,9 @@ async def responses(api: Api, request: Request) -> Response:
     raw = await read_body(request, api.settings.max_body_bytes, api.settings.body_idle_s)
     response_id, created_s = new_id("resp", "_"), int(time.time())
     # Parsing, rendering and tokenising a long prompt takes seconds; other clients must not wait for it.
-    body, turn, generation = await asyncio.to_thread(_prepare, api, raw, response_id)
+    body, turn, generation = await api.threads.prepare(request.receive, _prepare, api, raw, response_id)
     envelope = ResponseEnvelope(response_id, api.settings.model_id, created_s, body, generation.sampling)
-
-    def count_tokens(text: str) -> int:
-        return len(api.tokenizer.encode(text, add_special_tokens=False))
-
-    kind = ResponsesFormat(envelope, turn, count_tokens)
+    kind = ResponsesFormat(envelope, turn)
     return await respond(api, request, bool(body.stream), [generation], kind)
 
 

@@ -1,6 +1,6 @@
 """A Responses answer, whole and as numbered events."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -9,6 +9,7 @@ from backburner.api.errors import ApiError, error_response
 from backburner.api.format import Choice, Usage, data_frame
 from backburner.api.logprobs import ContentTokens, chat_logprobs
 from backburner.api.parsing.pieces import Piece
+from backburner.api.parsing.thinking import ThinkingSplitter
 from backburner.api.responses.envelope import ResponseEnvelope, usage_json
 from backburner.api.responses.output import Event, Output
 from backburner.api.turn import Turn
@@ -21,6 +22,8 @@ class ResponseChoice:
     def __init__(self, turn: Turn, logprobs: bool, packs_thoughts: bool) -> None:
         self.output = Output(packs_thoughts)
         self.reason: FinishReason = "stop"
+        self.thought_tokens = 0
+        self._thinking = ThinkingSplitter(turn.thinking)  # for counting: it takes one token after the other
         self._parser = turn.parser()
         self._logprobs = ContentTokens() if logprobs else None
 
@@ -31,6 +34,11 @@ class ResponseChoice:
         return ()
 
     def delta(self, event: Delta) -> Iterable[Event]:
+        start = 0
+        for end in event.ends:
+            self.thought_tokens += self._thinking.thinks
+            self._thinking.feed(event.text[start:end])
+            start = end
         return self._send(self._parser.feed(event.text), event.logprobs)
 
     def closing(self, event: Finished) -> Iterable[Event]:
@@ -58,11 +66,10 @@ class ResponsesFormat:
 
     done = b""  # the last event says it all
 
-    def __init__(self, envelope: ResponseEnvelope, turn: Turn, count_tokens: Callable[[str], int]) -> None:
+    def __init__(self, envelope: ResponseEnvelope, turn: Turn) -> None:
         body = envelope.body
         self._envelope = envelope
         self._answer = ResponseChoice(turn, body.logprobs_wanted is not None, body.wants_thoughts_back)
-        self._count_tokens = count_tokens
         self._sent = 0
 
     def beginning(self) -> Iterable[Event]:
@@ -70,7 +77,7 @@ class ResponsesFormat:
         yield {"type": "response.created", "response": response}
         yield {"type": "response.in_progress", "response": response}
 
-    def choice(self, index: int) -> Choice:
+    def choice(self, index: int, *, keeps: bool) -> Choice:
         assert index == 0
         return self._answer
 
@@ -99,7 +106,7 @@ class ResponsesFormat:
         return self.frame({"type": "response.in_progress", "response": self._envelope.in_progress()})
 
     def _response(self, usage: Usage) -> dict[str, Any]:
-        output = self._answer.output
-        thoughts = output.thoughts()
-        counted = usage_json(usage, self._count_tokens(thoughts) if thoughts else 0)
-        return self._envelope.finished(self._answer.reason, output.json(), counted)
+        answer = self._answer
+        return self._envelope.finished(
+            answer.reason, answer.output.json(), usage_json(usage, answer.thought_tokens)
+        )

@@ -135,9 +135,6 @@ class Output:
             for item in self._items
         ]
 
-    def thoughts(self) -> str:
-        return "".join(item.text for item in self._items if item.kind == "reasoning")
-
     def _enter(self, kind: Kind) -> Iterator[Event]:
         if not (self._items and self._items[-1].kind == kind and self._items[-1].status == "in_progress"):
             yield from self._close()
