@@ -20,6 +20,7 @@ from backburner.worker.tail import Tail
 from benchmarks.models import SMALL, write_small
 from tests.crossing import of, watched
 from tests.host import (
+    ATTENTION,
     BEST_ENGINE,
     generate,
     generate_with_state,
@@ -34,6 +35,11 @@ from tests.host import (
 from tests.split_support import MODEL, PAGE, SEAM, TOKENS, WIDE, alone
 
 PROMPT = long_prompt() * 8
+
+
+def page_bytes() -> int:
+    """Of a page over all layers."""
+    return make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(PAGE)) * len(ATTENTION)
 
 
 # -- old pages --------------------------------------------------------------------------------------------------------
@@ -78,6 +84,31 @@ def test_a_worker_that_got_pages_in_many_turns_is_asked_for_no_more_than_it_keep
             most = max(most, kept)
         assert kept == 0
         assert 0 < most <= AHEAD_MAX
+
+
+@pytest.mark.parametrize("spilled", [False, True])
+def test_what_one_worker_refuses_goes_to_another(spilled: bool, tmp_path: Path) -> None:
+    """Held pages are a prefix: one that nobody takes keeps all after it on the host, or with a spill on its disk."""
+    prompt = PROMPT[:1537]
+    edited = prompt[:1000] + [t ^ 1 for t in prompt[1000:]]
+    with (
+        serving() as one,
+        serving() as two,
+        host(
+            [lambda: link_to(one), lambda: link_to(two)],
+            window_tokens=128,
+            host_tokens=1000,
+            sessions=1,
+            spill_folder=tmp_path if spilled else None,
+        ) as runner,
+    ):
+        one.store.memory_bytes = 6 * page_bytes()  # less than it has promised, and than its part of the pages
+        for text, held in ((prompt, 22), (edited, 22), (prompt[:1200], 16)):
+            tokens, logits, state = generate_with_state(runner, text, TOKENS)
+            same((tokens, logits), alone(tuple(text)))
+            assert state.held is not None
+            assert state.table.held == held
+            assert [state.held.held_on(worker, held) for worker in (0, 1)] == [6, held - 6]
 
 
 # -- a chain ----------------------------------------------------------------------------------------------------------
@@ -133,9 +164,9 @@ def test_a_chain_of_two_workers_runs_the_tail(twelve: Path) -> None:
 def test_a_first_stage_that_runs_out_of_memory_costs_the_second_nothing() -> None:
     """It refuses the last chunk, for whose states both are asked."""
     prompt = PROMPT[:1025]
-    page_bytes = make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(PAGE))
+    layer_bytes = page_bytes() // len(ATTENTION)
     with (
-        serving((1024 // PAGE - 1) * page_bytes, model=MODEL) as one,
+        serving((1024 // PAGE - 1) * layer_bytes, model=MODEL) as one,
         serving(model=MODEL) as two,
         host([lambda: link_to(one), lambda: link_to(two)], split_layer=SEAM, window_tokens=WIDE) as runner,
     ):
