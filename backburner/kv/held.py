@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from backburner.attention.engine import AttentionEngine, Geometry
-from backburner.errors import BackburnerError, RemoteError, TransportError, WorkerLost
+from backburner.errors import BackburnerError, OutOfBudget, RemoteError, TransportError, WorkerLost
 from backburner.kv.dealing import deal
 from backburner.kv.mover import MOVE_DEADLINE_S, PIECE_BYTES, LayersOfPage, Moves
 from backburner.kv.pages import PageTable
@@ -93,10 +93,10 @@ class HeldPages:
         geometry: Geometry,
         new_id: Callable[[], int],
         overdue_pages: int = OVERDUE_PAGES,
-        make_room: Callable[[PageTable], bool] = lambda table: False,
+        make_room: Callable[[PageTable, int], bool] = lambda table, worker: False,
     ) -> None:
-        """new_id: numbers for sequences that no worker has heard before. make_room: called when a worker refuses a
-        page of a table; True if something was given up there, so that it is worth asking again."""
+        """new_id: numbers for sequences that no worker has heard before. make_room: called with a table and a worker
+        that has no room for its pages; True if something was given up there, so that it is worth asking again."""
         self._workers = tuple(workers)
         self._residency = residency
         self._spill = spill
@@ -121,6 +121,11 @@ class HeldPages:
         """Of the first `count` pages, those that this worker answers for; the spill does for what nobody else does."""
         shares = [self._bound(page) for page in range(count)]
         return sum(share is self._shares.get(worker) for share in shares if share is not None)
+
+    def occupies(self, worker: int) -> bool:
+        """Whether a worker keeps pages because of this sequence."""
+        share = self._shares.get(worker)
+        return share is not None and share.alive and share.moves.bound > 0
 
     def missing(self, count: int) -> int | None:
         """The first of the first `count` pages that nobody can answer for now, or None."""
@@ -207,18 +212,25 @@ class HeldPages:
         table.drop_to(policy.droppable(table.tokens, self._secured(table)))
 
     def _ask_again(self, table: PageTable) -> bool:
-        """Where pages were refused, others' or a tail may give way to them; else they are nobody's. False if there are
-        none."""
+        """Where there was no room for pages, others' or a tail may give way to them; else they are nobody's. False if
+        there are none."""
         changed = False
         for share in self._shares.values():
             if share.moves.refused is None or not share.alive:
                 continue
-            if self._make_room(table):
+            no_room = isinstance(share.moves.refused, OutOfBudget)
+            if no_room and self._make_room(table, share.worker):
                 self._rebind(table, share)  # what is bound may be nowhere else
                 changed = True
             else:
                 changed |= self._take_back(table, share)
         return changed
+
+    def retry(self, table: PageTable) -> None:
+        """For a new request: what a worker has refused in an earlier one it may take by now."""
+        for share in self._shares.values():
+            if share.moves.refused is not None and share.alive:
+                self._rebind(table, share)
 
     def _take_back(self, table: PageTable, share: _Share) -> bool:
         """Pages that a worker has refused, and those behind them, would never be bound, nor any page after them be
