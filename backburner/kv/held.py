@@ -68,6 +68,11 @@ class _Share:
     def takes_more(self) -> bool:
         return self.alive and self.moves.refused is None
 
+    @property
+    def idle(self) -> bool:
+        """It takes more, and nothing is on its way there."""
+        return self.takes_more and self.moves.bound == len(self.pages)
+
 
 @dataclass(frozen=True, slots=True)
 class MirroredPages:
@@ -197,6 +202,7 @@ class HeldPages:
         """
         self._ask_again(table)
         self.renew(table)
+        self._put_in_order(table)
         self._place(table)
         self._offer(table, expected_tokens)
         policy = self._residency
@@ -243,13 +249,23 @@ class HeldPages:
         return bool(nobodys)
 
     def _place(self, table: PageTable) -> None:
-        """Gives pages that are here and nobody's to a worker that takes more."""
-        share = self._other_worker()
+        """Gives pages that are nobody's, because no worker took any when they were due, to one that does now.
+
+        Those that have left the host go one by one: the host may have to wait for any that is due later.
+        """
+        nobodys = [page for page in range(len(self._keys)) if self._plan[page] is None]
+        share = self._other_worker() if nobodys else None
         if share is None:
             return
-        for page in range(table.held, len(self._keys)):
-            if self._plan[page] is None:
+        for page in nobodys:
+            if page >= table.held or (share.idle and self._has_copy(page)):
                 self._give(table, share, page)
+
+    def _put_in_order(self, table: PageTable) -> None:
+        """Pages that came late stand behind others that follow them: each run of pages is a question of its own."""
+        for share in self._shares.values():
+            if share.idle and share.pages != sorted(share.pages):
+                self._rebind(table, share)
 
     def renew(self, table: PageTable) -> None:
         """Gives back to workers that have returned what they held; those that still have it say so.
