@@ -1,6 +1,7 @@
 """Several workers for one conversation, its old pages and as a chain its tail: the bits are those of the host alone."""
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,22 @@ import pytest
 from backburner.attention.select import make_engine
 from backburner.engine.request import GenerationRequest
 from backburner.engine.sequence import Sequence
+from backburner.kv.mover import PageMover
 from backburner.model.hybrid import HybridModel
 from backburner.model.load import load
-from backburner.transport.messages import Attend, AttendAhead, FoldOnto, Message, PutRows, TailAck, TailChunk
+from backburner.transport.clock import FLOOR_S
+from backburner.transport.messages import (
+    Attend,
+    AttendAhead,
+    FoldOnto,
+    Message,
+    PartialReply,
+    PutRows,
+    TailAck,
+    TailChunk,
+)
 from backburner.worker.mirror import Mirror
-from backburner.worker.session import AHEAD_MAX
+from backburner.worker.session import AHEAD_MAX, Session
 from backburner.worker.tail import Tail
 from benchmarks.models import SMALL, write_small
 from tests.crossing import of, watched
@@ -84,6 +96,50 @@ def test_a_worker_that_got_pages_in_many_turns_is_asked_for_no_more_than_it_keep
             most = max(most, kept)
         assert kept == 0
         assert 0 < most <= AHEAD_MAX
+
+
+def test_a_fold_is_measured_and_waited_for_like_the_partials_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker keeps partials of 128 MiB; those of the other pages are made when the fold comes."""
+    longer_s: list[float] = []
+    told: list[str] = []  # of the second worker's link and mover
+    fold_onto, be_patient = Session._fold_onto, PageMover.be_patient
+
+    def slow(session: Session, request: FoldOnto) -> PartialReply:
+        if longer_s:
+            time.sleep(longer_s.pop())
+        return fold_onto(session, request)
+
+    def noted(mover: PageMover, seconds: float) -> None:
+        if mover is runner.workers[1]._current.mover:
+            told.append("patience")
+        be_patient(mover, seconds)
+
+    monkeypatch.setattr(Session, "_fold_onto", slow)
+    monkeypatch.setattr(PageMover, "be_patient", noted)
+    prompt = PROMPT[:700]
+    with serving() as one, serving() as two:
+
+        def posted(message: Message) -> None:
+            if isinstance(message, AttendAhead | FoldOnto):
+                told.append(type(message).__name__)
+
+        connects = [lambda: link_to(one), lambda: watched(two, posted)]
+        with host(connects, window_tokens=128) as runner:
+            connections = [worker.connection for worker in runner.workers]
+
+            def take_longer(state: Sequence) -> None:
+                # The second is longer than a healthy worker's floor, but not than the first makes likely.
+                if state.table.tokens in (700, 701):
+                    longer_s.append(FLOOR_S * (0.3 if state.table.tokens == 700 else 1.5))
+
+            tokens, logits, _ = generate_with_state(runner, prompt, TOKENS, before_step=take_longer)
+            same((tokens, logits), alone(tuple(prompt)))
+            assert not longer_s
+            assert [worker.connection for worker in runner.workers] == connections
+    assert told.count("FoldOnto") == told.count("AttendAhead") > 0
+    assert told[::2] == ["patience"] * (len(told) // 2), "before each"
 
 
 @pytest.mark.parametrize("spilled", [False, True])
