@@ -42,7 +42,7 @@ class PageWorker(Protocol):
 
     @property
     def free_pages(self) -> int:
-        """Pages of all layers that fit beside what is bound there by others."""
+        """Pages of all layers that it had room for when it was greeted; what has gone there since is still counted."""
         ...
 
     @property
