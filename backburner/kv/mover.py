@@ -164,7 +164,10 @@ class PageMover:
                     elif not moves.ended and moves.refused is None:
                         self._move(moves, job.index, job)
                 except RemoteError as e:
-                    self._refuse(moves, e)
+                    if job.index is None:
+                        log.error("the worker did not let go of a sequence that has ended: %s", e)
+                    else:
+                        self._refuse(moves, e)
                 if not self._jobs:
                     self._ask_stats()
         except TransportError as e:
