@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from backburner.attention.numpy_engine import NumpyEngine
-from backburner.errors import UnknownPage
+from backburner.errors import BadRequest, UnknownPage
 from backburner.kv.mover import PIECE_BYTES, Moves, PageMover
 from backburner.model.load import TINY
 from backburner.transport import messages as m
 from backburner.transport.clock import FLOOR_S
+from backburner.worker.session import Session
 from backburner.worker.tail import Tail
-from tests.host import serving
+from tests.host import serving, until
 from tests.test_worker import GEOMETRY, KEY, LAYERS, greeted, put
 from tests.transport_helpers import LONG_S
 
@@ -42,5 +43,28 @@ def test_a_tail_that_is_long_in_naming_a_page_is_not_taken_for_dead(
         threading.Timer(1.5 * FLOOR_S, between_chunks.set).start()
         assert mover.wait_bound(moves, 1, LONG_S), mover.error
         assert mover.found_pages == len(LAYERS)
+        mover.close()
+        link.close()
+
+
+def test_a_release_that_is_refused_is_not_told_as_a_refused_page(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: Any) -> m.Ok:
+        raise BadRequest("no such sequence")
+
+    monkeypatch.setattr(Session, "_release", refused)
+    with serving() as server:
+        link = greeted(server)
+        put(link)
+        mover, moves = PageMover(link, NumpyEngine(), GEOMETRY, len(LAYERS)), Moves(1)
+        mover.release(moves)
+        until(lambda: bool(caplog.records))
+        assert "the worker did not let go of a sequence that has ended: no such sequence" in caplog.text
+        assert "refused a page" not in caplog.text
+        assert moves.refused is None
+        after = Moves(2)
+        mover.offer(after, KEY, list)
+        assert mover.wait_bound(after, 1, LONG_S), "it goes on"
         mover.close()
         link.close()

@@ -60,7 +60,7 @@ def test_a_27b_model_needs_64_kib_a_token() -> None:
         GEOMETRY.page_tokens,
         16,
         host_free_bytes=8 * 2**30,
-        worker_free_bytes=6 * 2**30,
+        worker_free_bytes=[6 * 2**30],
         model_tokens=262_144,
     )
     assert cap.token_bytes == 65_536
@@ -71,14 +71,22 @@ def test_a_27b_model_needs_64_kib_a_token() -> None:
 
 
 def test_the_models_own_limit_bounds_the_context() -> None:
-    cap = capacity(GEOMETRY.page_bytes, GEOMETRY.page_tokens, 16, 2**40, None, model_tokens=262_144)
+    cap = capacity(GEOMETRY.page_bytes, GEOMETRY.page_tokens, 16, 2**40, (), model_tokens=262_144)
     assert context_size(None, cap) == 262_144
     with pytest.raises(ConfigError, match="262144"):
         context_size(300_000, cap)
 
 
+def test_a_page_lies_at_one_worker() -> None:
+    page = 16 * GEOMETRY.page_bytes
+    cap = capacity(
+        GEOMETRY.page_bytes, GEOMETRY.page_tokens, 16, 0, [page + page // 2] * 2, model_tokens=2**40
+    )
+    assert cap.worker_tokens == 2 * GEOMETRY.page_tokens
+
+
 def test_a_context_that_cannot_be_held_is_refused_with_the_numbers() -> None:
-    cap = capacity(GEOMETRY.page_bytes, GEOMETRY.page_tokens, 16, 2**30, 2**29, model_tokens=262_144)
+    cap = capacity(GEOMETRY.page_bytes, GEOMETRY.page_tokens, 16, 2**30, [2**29], model_tokens=262_144)
     with pytest.raises(
         ConfigError, match=rf"host can hold {cap.host_tokens} and the worker {cap.worker_tokens}"
     ):
@@ -91,5 +99,5 @@ def test_a_sequence_never_holds_more_pages_than_a_worker_binds() -> None:
     assert policy.held_target(10_000) == 5
     assert policy.copy_target(10_000, 10_000) == 5
     assert policy.overdue(10_000, 5) == 0
-    cap = capacity(GEOMETRY.page_bytes, GEOMETRY.page_tokens, 16, 2**40, 2**60, model_tokens=2**40)
+    cap = capacity(GEOMETRY.page_bytes, GEOMETRY.page_tokens, 16, 2**40, [2**60], model_tokens=2**40)
     assert cap.worker_tokens == 1024 * GEOMETRY.page_tokens

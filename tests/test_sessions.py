@@ -10,13 +10,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from backburner.attention.select import make_engine
 from backburner.engine import runner as runner_module
 from backburner.engine.engine import Engine
 from backburner.engine.request import Delta, Failed, Finished, GenerationRequest, Grammar
 from backburner.engine.runner import ModelRunner
 from backburner.engine.sessions import Sessions
-from backburner.errors import GrammarError
-from tests.host import NOTES, chat, generate, generate_with_state, host, link_to, serving, until
+from backburner.errors import BadRequest, GrammarError
+from backburner.worker.store import PageStore
+from tests.host import (
+    BEST_ENGINE,
+    NOTES,
+    chat,
+    generate,
+    generate_with_state,
+    host,
+    link_to,
+    serving,
+    tiny,
+    until,
+)
 from tests.transport_helpers import LONG_S
 
 TOKENS = 6
@@ -36,6 +49,11 @@ PLACES: dict[str, dict[str, int]] = {
 def turns(conversation: list[int], lengths: tuple[int, ...] = (600, 830, 1100)) -> list[list[int]]:
     """A conversation that grows. What the model answers is not in it: then it is an edit as well."""
     return [(conversation * 2)[:length] for length in lengths]
+
+
+def held_page_bytes() -> int:
+    """Of a page of 64 tokens over all layers."""
+    return make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(64)) * len(tiny().model.attention_layers)
 
 
 @lru_cache
@@ -303,12 +321,8 @@ def test_kept_conversations_give_way_when_the_hosts_memory_is_short() -> None:
 
 def test_pages_of_a_kept_conversation_give_way_at_a_full_worker() -> None:
     """What is bound cannot be evicted there, so a conversation that nobody waits for must not keep it bound."""
-    from backburner.attention.select import make_engine
-    from tests.host import BEST_ENGINE, tiny
-
-    page = make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(64)) * len(tiny().model.attention_layers)
     with (
-        serving(memory_bytes=10 * page) as server,
+        serving(memory_bytes=10 * held_page_bytes()) as server,
         host(lambda: link_to(server), sessions=3, **PLACES["held"]) as runner,
     ):
         for conversation in (CONVERSATION, OTHER):
@@ -317,6 +331,51 @@ def test_pages_of_a_kept_conversation_give_way_at_a_full_worker() -> None:
         # Whether the worker was asked again in time for the last pages depends on its speed.
         (state,) = runner.sessions
         assert state.table.held > 2, "the two pages that had room beside the first conversation's"
+
+
+def test_a_full_worker_costs_no_conversation_that_has_no_page_there() -> None:
+    with (
+        serving(memory_bytes=2 * held_page_bytes()) as server,
+        host(lambda: link_to(server), sessions=3, page_tokens=64, window_tokens=400) as runner,
+    ):
+        short = [turns(CONVERSATION, (300,))[0], turns(OTHER, (310,))[0]]
+        for prompt in short:
+            warm(runner, prompt, 64)
+        _, _, state = generate_with_state(runner, turns(CONVERSATION[1:], (1000,))[0], 1)
+        assert state.held is not None
+        assert "out_of_budget" in str(state.held.refused)
+        assert len(runner.sessions) == 3
+        assert [warm(runner, prompt, 64) for prompt in short] == [256, 256]
+
+
+def test_a_refusal_that_memory_has_nothing_to_do_with_costs_no_conversation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving() as server, host(lambda: link_to(server), sessions=3, **PLACES["held"]) as runner:
+        warm(runner, turns(CONVERSATION)[0], 64)
+
+        def refused(*_: object) -> None:
+            raise BadRequest("not this one")
+
+        monkeypatch.setattr(PageStore, "put", refused)
+        _, _, state = generate_with_state(runner, turns(OTHER)[0], 1)
+        assert state.held is not None
+        assert "bad_request" in str(state.held.refused)
+        assert len(runner.sessions) == 2
+
+
+def test_what_was_refused_once_is_asked_for_again_with_the_next_request() -> None:
+    with (
+        serving(memory_bytes=2 * held_page_bytes()) as server,
+        host(lambda: link_to(server), sessions=1, **PLACES["held"]) as runner,
+    ):
+        first, second, _ = turns(CONVERSATION)
+        warm(runner, first, 64)
+        (state,) = runner.sessions
+        assert state.table.held == 2
+        server.store.memory_bytes = 2**30
+        assert warm(runner, second, 64) == 512
+        assert state.table.held == (len(second) + TOKENS - 64) // 64
 
 
 def ask(engine: Engine, prompt: list[int]) -> tuple[Finished, list[int]]:

@@ -1,6 +1,7 @@
 """Several workers for one conversation, its old pages and as a chain its tail: the bits are those of the host alone."""
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,27 @@ import pytest
 from backburner.attention.select import make_engine
 from backburner.engine.request import GenerationRequest
 from backburner.engine.sequence import Sequence
+from backburner.kv.mover import PageMover
 from backburner.model.hybrid import HybridModel
 from backburner.model.load import load
-from backburner.transport.messages import Attend, AttendAhead, FoldOnto, Message, PutRows, TailAck, TailChunk
+from backburner.transport.clock import FLOOR_S
+from backburner.transport.messages import (
+    Attend,
+    AttendAhead,
+    FoldOnto,
+    Message,
+    PartialReply,
+    PutRows,
+    TailAck,
+    TailChunk,
+)
 from backburner.worker.mirror import Mirror
-from backburner.worker.session import AHEAD_MAX
+from backburner.worker.session import AHEAD_MAX, Session
 from backburner.worker.tail import Tail
 from benchmarks.models import SMALL, write_small
 from tests.crossing import of, watched
 from tests.host import (
+    ATTENTION,
     BEST_ENGINE,
     generate,
     generate_with_state,
@@ -34,6 +47,11 @@ from tests.host import (
 from tests.split_support import MODEL, PAGE, SEAM, TOKENS, WIDE, alone
 
 PROMPT = long_prompt() * 8
+
+
+def page_bytes() -> int:
+    """Of a page over all layers."""
+    return make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(PAGE)) * len(ATTENTION)
 
 
 # -- old pages --------------------------------------------------------------------------------------------------------
@@ -78,6 +96,75 @@ def test_a_worker_that_got_pages_in_many_turns_is_asked_for_no_more_than_it_keep
             most = max(most, kept)
         assert kept == 0
         assert 0 < most <= AHEAD_MAX
+
+
+def test_a_fold_is_measured_and_waited_for_like_the_partials_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker keeps partials of 128 MiB; those of the other pages are made when the fold comes."""
+    longer_s: list[float] = []
+    told: list[str] = []  # of the second worker's link and mover
+    fold_onto, be_patient = Session._fold_onto, PageMover.be_patient
+
+    def slow(session: Session, request: FoldOnto) -> PartialReply:
+        if longer_s:
+            time.sleep(longer_s.pop())
+        return fold_onto(session, request)
+
+    def noted(mover: PageMover, seconds: float) -> None:
+        if mover is runner.workers[1]._current.mover:
+            told.append("patience")
+        be_patient(mover, seconds)
+
+    monkeypatch.setattr(Session, "_fold_onto", slow)
+    monkeypatch.setattr(PageMover, "be_patient", noted)
+    prompt = PROMPT[:700]
+    with serving() as one, serving() as two:
+
+        def posted(message: Message) -> None:
+            if isinstance(message, AttendAhead | FoldOnto):
+                told.append(type(message).__name__)
+
+        connects = [lambda: link_to(one), lambda: watched(two, posted)]
+        with host(connects, window_tokens=128) as runner:
+            connections = [worker.connection for worker in runner.workers]
+
+            def take_longer(state: Sequence) -> None:
+                # The second is longer than a healthy worker's floor, but not than the first makes likely.
+                if state.table.tokens in (700, 701):
+                    longer_s.append(FLOOR_S * (0.3 if state.table.tokens == 700 else 1.5))
+
+            tokens, logits, _ = generate_with_state(runner, prompt, TOKENS, before_step=take_longer)
+            same((tokens, logits), alone(tuple(prompt)))
+            assert not longer_s
+            assert [worker.connection for worker in runner.workers] == connections
+    assert told.count("FoldOnto") == told.count("AttendAhead") > 0
+    assert told[::2] == ["patience"] * (len(told) // 2), "before each"
+
+
+@pytest.mark.parametrize("spilled", [False, True])
+def test_what_one_worker_refuses_goes_to_another(spilled: bool, tmp_path: Path) -> None:
+    """Held pages are a prefix: one that nobody takes keeps all after it on the host, or with a spill on its disk."""
+    prompt = PROMPT[:1537]
+    edited = prompt[:1000] + [t ^ 1 for t in prompt[1000:]]
+    with (
+        serving() as one,
+        serving() as two,
+        host(
+            [lambda: link_to(one), lambda: link_to(two)],
+            window_tokens=128,
+            host_tokens=1000,
+            sessions=1,
+            spill_folder=tmp_path if spilled else None,
+        ) as runner,
+    ):
+        one.store.memory_bytes = 6 * page_bytes()  # less than it has promised, and than its part of the pages
+        for text, held in ((prompt, 22), (edited, 22), (prompt[:1200], 16)):
+            tokens, logits, state = generate_with_state(runner, text, TOKENS)
+            same((tokens, logits), alone(tuple(text)))
+            assert state.held is not None
+            assert state.table.held == held
+            assert [state.held.held_on(worker, held) for worker in (0, 1)] == [6, held - 6]
 
 
 # -- a chain ----------------------------------------------------------------------------------------------------------
@@ -133,9 +220,9 @@ def test_a_chain_of_two_workers_runs_the_tail(twelve: Path) -> None:
 def test_a_first_stage_that_runs_out_of_memory_costs_the_second_nothing() -> None:
     """It refuses the last chunk, for whose states both are asked."""
     prompt = PROMPT[:1025]
-    page_bytes = make_engine(BEST_ENGINE).page_bytes(tiny().model.geometry(PAGE))
+    layer_bytes = page_bytes() // len(ATTENTION)
     with (
-        serving((1024 // PAGE - 1) * page_bytes, model=MODEL) as one,
+        serving((1024 // PAGE - 1) * layer_bytes, model=MODEL) as one,
         serving(model=MODEL) as two,
         host([lambda: link_to(one), lambda: link_to(two)], split_layer=SEAM, window_tokens=WIDE) as runner,
     ):

@@ -532,6 +532,27 @@ def test_a_tail_over_the_budget_is_refused_and_gives_its_memory_back() -> None:
         link.close()
 
 
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_cut_in_the_middle_of_a_page_needs_no_memory_that_it_does_not_free(steps: int) -> None:
+    """The page is written anew. Nothing else would give way, and the mirror would go for want of it."""
+    host = alone(seed=12)
+    with tail_server(memory_bytes=3 * len(TAIL) * PAGE_BYTES) as server:
+        link = greeted(server, layers=(7,))
+        open_tail(link, 4)
+        for step in host.steps[:4]:
+            check(link.exchange(host.chunk(step, 4)), step, 4)
+        assert server.store.used_bytes == server.store.memory_bytes
+        position = host.steps[steps].position
+        assert position % PAGE
+        link.exchange(m.TailRewind(1, position))
+        assert server.store.used_bytes == -(-position // PAGE) * len(TAIL) * PAGE_BYTES
+        for step in host.steps[steps:4]:
+            check(link.exchange(host.chunk(step, 4)), step, 4)
+        link.exchange(m.TailRewind(1, 0))
+        assert server.store.used_bytes == 0
+        link.close()
+
+
 def put_page(link: Link, host: Alone, name: bytes) -> m.PageAck:
     return link.exchange(m.PutPage(name * 32, 7, 0, *host.rows(7, 0, PAGE)))
 

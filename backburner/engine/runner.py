@@ -229,9 +229,11 @@ class ModelRunner:
             self._make_room,
         )
 
-    def _make_room(self, table: PageTable) -> bool:
-        """For pages of the running conversation's table, which a worker has refused: what it keeps for later goes."""
-        return (self._seam is not None and self._seam.give_back(table)) or self.sessions.drop_oldest()
+    def _make_room(self, table: PageTable, worker: int) -> bool:
+        """A worker has no room for pages of the running conversation's table: what it keeps for later goes."""
+        return (self._seam is not None and self._seam.give_back(table)) or self.sessions.drop_oldest(
+            lambda kept: kept.held is not None and kept.held.occupies(worker)
+        )
 
     def _new_sequence(self, request: GenerationRequest, sampler: Sampler, held: HeldPages | None) -> Sequence:
         model = self._model
@@ -287,6 +289,7 @@ class ModelRunner:
             for worker in self.workers:  # a moment, where the alternative is to read all of it again
                 worker.await_return(RETRY_GREETING_S)
         held.renew(state.table)
+        held.retry(state.table)
 
     def _give_up(self, state: Sequence) -> None:
         if state.tail is not None:

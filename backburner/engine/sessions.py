@@ -47,11 +47,12 @@ class Sessions(Generic[S]):
         while len(self._kept) > self._limit:
             self.drop_oldest()
 
-    def drop_oldest(self) -> bool:
-        """Makes room; False when nothing is kept."""
-        if not self._kept:
+    def drop_oldest(self, helps: Callable[[S], bool] = lambda session: True) -> bool:
+        """Makes room by the least recently used one that `helps`; False when there is none."""
+        oldest = next((i for i, session in enumerate(self._kept) if helps(session)), None)
+        if oldest is None:
             return False
-        self._give_up(self._kept.pop(0))
+        self._give_up(self._kept.pop(oldest))
         return True
 
     def clear(self) -> None:

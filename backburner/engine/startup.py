@@ -107,7 +107,7 @@ def _start_runner(parts: HostParts, report: Report) -> ModelRunner:
             parts.page_tokens,
             len(model.attention_layers),
             host_free,
-            sum(worker.welcome.free_bytes for worker in workers) if workers else None,
+            [worker.welcome.free_bytes for worker in workers],
             model.max_position_embeddings,
         )
         ctx_size = context_size(parts.ctx_size, cap)
@@ -168,7 +168,7 @@ def _start_split_decode(parts: HostParts, report: Report) -> SplitDecodeRunner:
         report.stage("context")
         page_bytes = engine.page_bytes(geometry)
         host_free = max(0, available_bytes() - parts.shared_bytes)
-        cap = capacity(page_bytes, parts.page_tokens, here, host_free, None, model.max_position_embeddings)
+        cap = capacity(page_bytes, parts.page_tokens, here, host_free, (), model.max_position_embeddings)
         fits_there = worker.welcome.free_bytes // (page_bytes * max(1, there)) * parts.page_tokens
         most = min(cap.host_tokens, fits_there, cap.model_tokens)
         if (parts.ctx_size or 1) > most or most < 1:
@@ -291,7 +291,7 @@ def _spill(
 
 def _window(parts: HostParts, page_bytes: int, layers: int, host_free: int, report: Report) -> int:
     """The window, made smaller when the host cannot hold it with a page on its way and a ubatch."""
-    host_tokens = capacity(page_bytes, parts.page_tokens, layers, host_free, None, 0).host_tokens
+    host_tokens = capacity(page_bytes, parts.page_tokens, layers, host_free, (), 0).host_tokens
     room = host_tokens - 2 * parts.page_tokens - UBATCH_TOKENS
     if room >= parts.window_tokens:
         return parts.window_tokens

@@ -1,5 +1,6 @@
 """How many positions fit: on the host, on the worker, and so in the context."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backburner.config import SEQUENCE_PAGES_MAX
@@ -28,18 +29,16 @@ def capacity(
     page_tokens: int,
     layers: int,
     host_free_bytes: int,
-    worker_free_bytes: int | None,
+    worker_free_bytes: Sequence[int],
     model_tokens: int,
 ) -> Capacity:
-    """What host and worker can hold together.
+    """What host and workers can hold together. Half a page at each of two workers is none.
 
-    page_bytes: of one layer's page as the engine lays it out. worker_free_bytes None: no worker.
+    page_bytes: of one layer's page as the engine lays it out. worker_free_bytes: of each worker.
     """
     page_bytes *= layers
     token_bytes = -(-page_bytes // page_tokens)
-    worker_pages = (
-        0 if worker_free_bytes is None else min(worker_free_bytes // page_bytes, SEQUENCE_PAGES_MAX)
-    )
+    worker_pages = min(sum(free // page_bytes for free in worker_free_bytes), SEQUENCE_PAGES_MAX)
     return Capacity(
         token_bytes=token_bytes,
         host_tokens=int(host_free_bytes * HOST_KV_SHARE) // page_bytes * page_tokens,

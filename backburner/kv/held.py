@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from backburner.attention.engine import AttentionEngine, Geometry
-from backburner.errors import BackburnerError, RemoteError, TransportError, WorkerLost
+from backburner.errors import BackburnerError, OutOfBudget, RemoteError, TransportError, WorkerLost
 from backburner.kv.dealing import deal
 from backburner.kv.mover import MOVE_DEADLINE_S, PIECE_BYTES, LayersOfPage, Moves
 from backburner.kv.pages import PageTable
@@ -42,7 +42,7 @@ class PageWorker(Protocol):
 
     @property
     def free_pages(self) -> int:
-        """Pages of all layers that fit beside what is bound there by others."""
+        """Pages of all layers that it had room for when it was greeted; what has gone there since is still counted."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class PageWorker(Protocol):
 class _Share:
     """What one worker has of one sequence."""
 
-    def __init__(self, worker: PageWorker, connection: PageConnection, sequence: int) -> None:
+    def __init__(self, worker: int, connection: PageConnection, sequence: int) -> None:
         self.worker = worker
         self.connection = connection
         self.moves = Moves(sequence)
@@ -67,6 +67,11 @@ class _Share:
     @property
     def takes_more(self) -> bool:
         return self.alive and self.moves.refused is None
+
+    @property
+    def idle(self) -> bool:
+        """It takes more, and nothing is on its way there."""
+        return self.takes_more and self.moves.bound == len(self.pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +98,10 @@ class HeldPages:
         geometry: Geometry,
         new_id: Callable[[], int],
         overdue_pages: int = OVERDUE_PAGES,
-        make_room: Callable[[PageTable], bool] = lambda table: False,
+        make_room: Callable[[PageTable, int], bool] = lambda table, worker: False,
     ) -> None:
-        """new_id: numbers for sequences that no worker has heard before. make_room: called when a worker refuses a
-        page of a table; True if something was given up there, so that it is worth asking again."""
+        """new_id: numbers for sequences that no worker has heard before. make_room: called with a table and a worker
+        that has no room for its pages; True if something was given up there, so that it is worth asking again."""
         self._workers = tuple(workers)
         self._residency = residency
         self._spill = spill
@@ -106,7 +111,7 @@ class HeldPages:
         self._overdue_pages = overdue_pages
         self._make_room = make_room
         self._shares: dict[int, _Share] = {}  # by worker
-        self._plan: list[int | None] = []  # by page: its worker, None: the spill alone
+        self._plan: list[int | None] = []  # by page: its worker, None: nobody's; here, or in the spill alone
         self._slots: list[int] = []  # by offered page: where it stands in its worker's list
         self._keys: list[bytes] = []  # of offered pages
         self.mirror: MirroredPages | None = None
@@ -115,12 +120,17 @@ class HeldPages:
     def refused(self) -> str | None:
         """Why no worker takes more of this sequence's pages, or None."""
         refusals = [share.moves.refused for share in self._shares.values() if share.moves.refused]
-        return refusals[0] if refusals else None
+        return f"{refusals[0].code}: {refusals[0]}" if refusals else None
 
     def held_on(self, worker: int, count: int) -> int:
         """Of the first `count` pages, those that this worker answers for; the spill does for what nobody else does."""
         shares = [self._bound(page) for page in range(count)]
         return sum(share is self._shares.get(worker) for share in shares if share is not None)
+
+    def occupies(self, worker: int) -> bool:
+        """Whether a worker keeps pages because of this sequence."""
+        share = self._shares.get(worker)
+        return share is not None and share.alive and share.moves.bound > 0
 
     def missing(self, count: int) -> int | None:
         """The first of the first `count` pages that nobody can answer for now, or None."""
@@ -140,7 +150,8 @@ class HeldPages:
         last: _Share | None = None
         for page in range(count):
             share = self._bound(page)
-            if segments and share is last:
+            follows = share is None or self._slots[page] == self._slots[page - 1] + 1
+            if segments and share is last and follows:
                 segments[-1].stop = page + 1
             elif share is None:
                 segments.append(Segment(page, page + 1))
@@ -191,22 +202,70 @@ class HeldPages:
         """
         self._ask_again(table)
         self.renew(table)
+        self._put_in_order(table)
+        self._place(table)
         self._offer(table, expected_tokens)
         policy = self._residency
-        secured = self._secured(table)
-        overdue = policy.overdue(table.tokens, secured)
-        if overdue > self._overdue_pages:
-            deadline = time.monotonic() + MOVE_DEADLINE_S
-            for page in range(secured, min(secured + overdue - self._overdue_pages, len(self._keys))):
-                self._wait(page, deadline)
+        deadline = time.monotonic() + MOVE_DEADLINE_S
+        while True:
             secured = self._secured(table)
-        table.drop_to(policy.droppable(table.tokens, secured))
+            overdue = policy.overdue(table.tokens, secured) - self._overdue_pages
+            for page in range(secured, min(secured + overdue, len(self._keys))):
+                self._wait(page, deadline)
+            if overdue <= 0 or not self._ask_again(table):
+                break
+            self._place(table)  # what was refused meanwhile
+        table.drop_to(policy.droppable(table.tokens, self._secured(table)))
 
-    def _ask_again(self, table: PageTable) -> None:
-        """Where pages were refused, others' or a tail may give way to them."""
+    def _ask_again(self, table: PageTable) -> bool:
+        """Where there was no room for pages, others' or a tail may give way to them; else they are nobody's. False if
+        there are none."""
+        changed = False
         for share in self._shares.values():
-            if share.moves.refused is not None and share.alive and self._make_room(table):
-                self._shorten(table, share)  # what is bound may be nowhere else
+            if share.moves.refused is None or not share.alive:
+                continue
+            no_room = isinstance(share.moves.refused, OutOfBudget)
+            if no_room and self._make_room(table, share.worker):
+                self._rebind(table, share)  # what is bound may be nowhere else
+                changed = True
+            else:
+                changed |= self._take_back(table, share)
+        return changed
+
+    def retry(self, table: PageTable) -> None:
+        """For a new request: what a worker has refused in an earlier one it may take by now."""
+        for share in self._shares.values():
+            if share.moves.refused is not None and share.alive:
+                self._rebind(table, share)
+
+    def _take_back(self, table: PageTable, share: _Share) -> bool:
+        """Pages that a worker has refused, and those behind them, would never be bound, nor any page after them be
+        dropped. Those that only this worker may still have stay its own."""
+        waiting = share.pages[share.moves.bound :]
+        nobodys = {page for page in waiting if page >= table.held or self._has_copy(page)}
+        for page in nobodys:
+            self._plan[page] = None
+        share.pages = [page for page in share.pages if page not in nobodys]
+        return bool(nobodys)
+
+    def _place(self, table: PageTable) -> None:
+        """Gives pages that are nobody's, because no worker took any when they were due, to one that does now.
+
+        Those that have left the host go one by one: the host may have to wait for any that is due later.
+        """
+        nobodys = [page for page in range(len(self._keys)) if self._plan[page] is None]
+        share = self._other_worker() if nobodys else None
+        if share is None:
+            return
+        for page in nobodys:
+            if page >= table.held or (share.idle and self._has_copy(page)):
+                self._give(table, share, page)
+
+    def _put_in_order(self, table: PageTable) -> None:
+        """Pages that came late stand behind others that follow them: each run of pages is a question of its own."""
+        for share in self._shares.values():
+            if share.idle and share.pages != sorted(share.pages):
+                self._rebind(table, share)
 
     def renew(self, table: PageTable) -> None:
         """Gives back to workers that have returned what they held; those that still have it say so.
@@ -228,8 +287,14 @@ class HeldPages:
     def _offer_anew(self, table: PageTable, share: _Share) -> None:
         share.connection.mover.release(share.moves)
         share.moves = Moves(self._new_id())
+        self._set_pages(share, sorted(share.pages))
         for page in share.pages:
             share.connection.mover.offer(share.moves, self._keys[page], self._layers(table, page))
+
+    def _set_pages(self, share: _Share, pages: list[int]) -> None:
+        share.pages = pages
+        for slot, page in enumerate(pages):
+            self._slots[page] = slot
 
     def _layers(self, table: PageTable, page: int) -> LayersOfPage:
         """Gives (layer, page) from the host, else from the spill; nothing when it is in neither, so that only a worker
@@ -256,24 +321,28 @@ class HeldPages:
             worker = self._plan[page]
             share = self._share(worker) if worker is not None else None
             if share is None or not share.takes_more:
-                worker, share = self._other_worker()
-                self._plan[page] = worker
+                share = self._other_worker()
             if share is None and self._spill is None:
                 del self._plan[page:]  # it stays on the host, and so do those after it
                 return
-            layers = list(table.page(page))
             self._keys.append(table.keys[page])
+            self._slots.append(0)
             if self._spill is not None:
-                self._spill.offer(table.keys[page], layers)
+                self._spill.offer(table.keys[page], list(table.page(page)))
             if share is None:
-                self._slots.append(0)
+                self._plan[page] = None
             else:
-                self._slots.append(len(share.pages))
-                share.pages.append(page)
-                names = self._names(worker, page)
-                share.connection.mover.offer(share.moves, table.keys[page], self._layers(table, page), names)
+                self._give(table, share, page)
 
-    def _names(self, worker: int | None, page: int) -> NamePages | None:
+    def _give(self, table: PageTable, share: _Share, page: int) -> None:
+        key = self._keys[page]
+        self._plan[page], self._slots[page] = share.worker, len(share.pages)
+        share.pages.append(page)
+        share.connection.mover.offer(
+            share.moves, key, self._layers(table, page), self._names(share.worker, page)
+        )
+
+    def _names(self, worker: int, page: int) -> NamePages | None:
         """What makes a page's tail layers, which the worker computed itself, pages of its store: born held."""
         mirror = self.mirror
         if mirror is None or mirror.worker != worker or page >= mirror.pages:
@@ -300,16 +369,13 @@ class HeldPages:
             connection = self._workers[worker].connection
             if connection is None:
                 return None
-            self._shares[worker] = _Share(self._workers[worker], connection, self._new_id())
+            self._shares[worker] = _Share(worker, connection, self._new_id())
         return self._shares[worker]
 
-    def _other_worker(self) -> tuple[int | None, _Share | None]:
+    def _other_worker(self) -> _Share | None:
         """Somebody who takes a page when the one that it was meant for does not."""
-        for worker in range(len(self._workers)):
-            share = self._share(worker)
-            if share is not None and share.takes_more:
-                return worker, share
-        return None, None
+        shares = map(self._share, range(len(self._workers)))
+        return next((share for share in shares if share is not None and share.takes_more), None)
 
     def _secured(self, table: PageTable) -> int:
         """How many leading pages the host may forget: held for good somewhere."""
@@ -380,26 +446,29 @@ class HeldPages:
             self._spill.release(self._keys[pages:])
         del self._plan[pages:], self._slots[pages:], self._keys[pages:]
         for share in self._shares.values():
-            kept = [page for page in share.pages if page < pages]
-            if len(kept) < len(share.pages):
-                share.pages = kept
-                self._shorten(table, share)
+            if any(page >= pages for page in share.pages):
+                self._rebind(table, share)
 
-    def _shorten(self, table: PageTable, share: _Share) -> None:
-        """Binds what is left under a new number before the old list ends: so it stays bound all the time."""
-        old, bound = share.moves, min(share.moves.bound, len(share.pages))
-        keys = [self._keys[page] for page in share.pages[:bound]]
-        share.moves = Moves(self._new_id(), keys=keys, bound=bound)
+    def _rebind(self, table: PageTable, share: _Share) -> None:
+        """Binds what is left of a list, in page order, under a new number before the old list ends: so it stays bound
+        all the time. What was on its way is offered again."""
+        old, pages = share.moves, len(self._keys)
+        bound = old.bound
+        kept = sorted(page for page in share.pages[:bound] if page < pages)
+        coming = sorted(page for page in share.pages[bound:] if page < pages)
+        keys = [self._keys[page] for page in kept]
+        share.moves = Moves(self._new_id(), keys=keys, bound=len(kept))
+        self._set_pages(share, kept + coming)
         if not share.alive:
             return
         try:
             share.connection.link.exchange(Bind(share.moves.sequence, tuple(keys)))
         except (RemoteError, TransportError) as e:
-            log.warning("the worker did not shorten a list of pages: %s", e)
+            log.warning("the worker did not take a list of pages anew: %s", e)
             share.connection.link.close()
             return
         share.connection.mover.release(old)
-        for page in share.pages[bound:]:  # were on their way
+        for page in coming:
             share.connection.mover.offer(share.moves, self._keys[page], self._layers(table, page))
 
     def release(self) -> None:

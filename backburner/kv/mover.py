@@ -48,7 +48,7 @@ class Moves:
     sequence: int
     keys: list[bytes] = field(default_factory=list)  # offered, oldest first
     bound: int = 0  # leading pages that the worker has, complete at all layers, and has bound
-    refused: str | None = None  # why the worker takes no more
+    refused: RemoteError | None = None  # why the worker takes no more
     ended: bool = False
 
 
@@ -164,7 +164,10 @@ class PageMover:
                     elif not moves.ended and moves.refused is None:
                         self._move(moves, job.index, job)
                 except RemoteError as e:
-                    self._refuse(moves, e)
+                    if job.index is None:
+                        log.error("the worker did not let go of a sequence that has ended: %s", e)
+                    else:
+                        self._refuse(moves, e)
                 if not self._jobs:
                     self._ask_stats()
         except TransportError as e:
@@ -277,11 +280,16 @@ class PageMover:
 
     def _refuse(self, moves: Moves, error: RemoteError) -> None:
         if isinstance(error, OutOfBudget):
-            log.warning("the worker takes no more pages; they stay on the host: %s", error)
+            log.warning(
+                "the worker takes no more pages; they go to another one or stay on the host: %s", error
+            )
         else:
-            log.error("the worker refused a page; this sequence's pages stay on the host: %s", error)
+            log.error(
+                "the worker refused a page; it and those after it go to another one or stay on the host: %s",
+                error,
+            )
         with self._changed:
-            moves.refused = f"{error.code}: {error}"
+            moves.refused = error
             self._changed.notify_all()
 
     def _fail(self, error: TransportError) -> None:

@@ -84,14 +84,17 @@ class LayerPages:
         """Keeps positions [0, tokens). The page that `tokens` lies in has to be here."""
         size = self._table.geometry.page_tokens
         full, rest = divmod(tokens, size)
-        if rest and self.offset > tokens:
-            engine, old = self._table.engine, self.pages[full]
+        if self.offset <= tokens:
+            return
+        old = self.pages[full]
+        while len(self.pages) > full:
+            self.pages.pop()
+            self._table.page_gone(self.layer, len(self.pages))
+        self.offset = full * size
+        if rest:
             # A new page, not a shorter old one: whoever else has the old one keeps it whole, and engines rely on
-            # zeros behind the last row.
-            self.pages[full] = self._table.new_page()
-            engine.append(self.pages[full], *engine.rows(old, 0, rest))
-        del self.pages[full + bool(rest) :]
-        self.offset = min(self.offset, tokens)
+            # zeros behind the last row. Where memory is counted, what has gone has made room for it.
+            self.append(*self._table.engine.rows(old, 0, rest))
 
 
 class PendingAttention:
@@ -182,6 +185,9 @@ class PageTable:
     def new_page(self) -> Any:
         """An empty page; where memory is counted, this is what counts it."""
         return self.engine.new_page(self.geometry)
+
+    def page_gone(self, layer: int, index: int) -> None:
+        """A layer's page was cut off; where memory is counted, this gives it back."""
 
     def truncate(self, tokens: int) -> None:
         """Keeps positions [0, tokens) in every layer. The page that `tokens` lies in has to be here."""

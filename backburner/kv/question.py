@@ -145,9 +145,11 @@ class HeldQuestion:
         deadline_s = connection.attends.deadline_s(flop)
         try:
             reply: Message = connection.link.wait(tag, deadline_s)
-            connection.attends.observe(flop, time.monotonic() - segment.posted_s)
             if before is not None:  # all but the first
+                connection.mover.be_patient(deadline_s)  # partials that it could not keep are computed now
                 reply = connection.link.exchange(FoldOnto(tag, before.o, before.lse), deadline_s)
+            connection.attends.observe(flop, time.monotonic() - segment.posted_s)
+            if before is not None:
                 self._send_next(connection)
             assert isinstance(reply, PartialReply)  # the link has checked it, and the message its lse
             checked_tensor("a partial", reply.o, "float32", self._q.shape)

@@ -66,17 +66,12 @@ class MirrorPages(PageTable):
             self._store.unreserve(self._page_bytes)
             raise
 
-    def truncate(self, tokens: int) -> None:
-        before = [
-            (number, i, page) for number, layer in self.layers.items() for i, page in enumerate(layer.pages)
-        ]
-        try:
-            super().truncate(tokens)
-        finally:
-            for number, i, page in before:
-                now = self.layers[number].pages
-                if i >= len(now) or now[i] is not page:
-                    self._give_back(number, i)
+    def page_gone(self, layer: int, index: int) -> None:
+        key = self._names.pop((layer, index), None)
+        if key is None:
+            self._store.unreserve(self._page_bytes)
+        else:
+            self._store.unpin(key, layer)
 
     def name(self, keys: Sequence[bytes]) -> None:
         """Makes the first pages the store's under these keys, without a copy. Raises BadRequest."""
@@ -104,13 +99,6 @@ class MirrorPages(PageTable):
             return pieces[0]
         k, v = zip(*pieces, strict=True)
         return np.concatenate(k, axis=1), np.concatenate(v, axis=1)
-
-    def _give_back(self, layer: int, index: int) -> None:
-        key = self._names.pop((layer, index), None)
-        if key is None:
-            self._store.unreserve(self._page_bytes)
-        else:
-            self._store.unpin(key, layer)
 
 
 class Mirror:
