@@ -36,9 +36,10 @@ ALLOWED: dict[str, set[str]] = {
     "look": BASE | {"devices", "doctor", "transport"},
     "cli_devices": BASE | {"look"},
     "cli_reach": BASE | {"engine", "attention", "transport", "worker"},
-    "cli_serve": BASE | {"cli_reach", "api", "engine", "model", "kv", "attention", "terminal"},
+    "cli_serve": BASE | {"cli_reach", "disk", "api", "engine", "model", "kv", "attention", "terminal"},
     "cli_pair": BASE | {"cli_reach", "transport"},
-    "cli_worker": BASE | {"cli_pair", "worker", "model", "attention", "transport", "coreml", "terminal"},
+    "cli_worker": BASE
+    | {"cli_pair", "disk", "worker", "model", "attention", "transport", "coreml", "terminal"},
     # Registers the commands; what they do is theirs.
     "cli": BASE
     | {"cli_bake", "cli_bench", "cli_devices", "cli_reach", "cli_serve", "cli_pair", "cli_worker"},
