@@ -321,12 +321,12 @@ def _check_engine(name: str) -> None:
 
 
 def _template_kwargs(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
     import json
 
     from backburner.api.turn import RESERVED_TEMPLATE_KWARGS
 
-    if text is None:
-        return {}
     try:
         value = json.loads(text)
     except ValueError as e:

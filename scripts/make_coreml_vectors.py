@@ -116,7 +116,7 @@ def queries(name: str, one: Any) -> dict[str, Any]:
         "tokens": tokens,
         "scale": scale,
         "q": as_json(q),
-        "estimate": None if estimate is None else as_json(estimate),
+        "estimate": as_json(estimate),
         "packed": as_json(packed),
         "exponents": exponents.tolist(),
         "outputs": {port: as_json(array.astype(np.float16)) for port, array in outputs.items()},

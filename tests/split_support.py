@@ -24,9 +24,9 @@ OTHER = [t ^ 1 for t in PROMPT]
 
 
 @lru_cache(maxsize=64)
-def alone(prompt: tuple[int, ...]) -> Answer:
+def alone(prompt: tuple[int, ...], count: int = TOKENS) -> Answer:
     with host(window_tokens=WIDE) as runner:
-        return generate(runner, prompt, TOKENS)
+        return generate(runner, prompt, count)
 
 
 def check(runner: ModelRunner, prompt: list[int], **options: Any) -> Sequence:

@@ -24,12 +24,11 @@ from backburner.transport.messages import Message, TailAck, TailChunk
 from backburner.worker.server import WorkerServer
 from backburner.worker.tail import Tail
 from benchmarks.answer import answer_tokens
+from tests import split_support
 from tests.crossing import of, watched
 from tests.host import (
     BEST_ENGINE,
     LAYERS,
-    Answer,
-    generate,
     generate_with_state,
     host,
     link_to,
@@ -38,27 +37,22 @@ from tests.host import (
     serving,
     tiny,
     tokenizer,
-    until,
 )
 from tests.processes import ask, serve, worker
+from tests.split_support import MODEL, PAGE, SEAM, alone
 
-SEAM = 4
-PAGE = 64
-MODEL = ("tiny", TINY)
 PROMPT = (long_prompt() * 4)[:1400]
 TOKENS = 8
 STEPS = 6 + TOKENS - 1  # ubatches of the prompt, the last of which gives the first token
 
 
+shared = split_support.shared
+server = split_support.worker
+
+
 @lru_cache
 def head() -> LoadedModel:
     return load("tiny", TINY, part=Part(0, SEAM, False))
-
-
-@lru_cache
-def alone(prompt: tuple[int, ...], count: int = TOKENS) -> Answer:
-    with host(window_tokens=100_000) as runner:
-        return generate(runner, prompt, count)
 
 
 @contextmanager
@@ -97,26 +91,13 @@ def write(
 
 def check(runner: SplitDecodeRunner, prompt: list[int], **options: Callable[[int], None]) -> int:
     tokens, logits, began = write(runner, prompt, **options)
-    same((tokens, logits), alone(tuple(prompt)))
+    same((tokens, logits), alone(tuple(prompt), TOKENS))
     return began
 
 
 @pytest.fixture
 def all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_decode, "logits_needed", lambda request: 0)
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[WorkerServer]:
-    with serving(model=MODEL) as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared: WorkerServer) -> WorkerServer:
-    """For tests that need no empty one."""
-    until(lambda: shared._serving is None)  # the last test's host is leaving
-    return shared
 
 
 @pytest.mark.parametrize("length", [1, 2, 255, 256, 257, 511, 512, 513, 1400])

@@ -15,10 +15,7 @@ from backburner.engine.runner import ModelRunner
 from backburner.engine.sequence import Sequence
 from backburner.engine.tail import TailRead
 from backburner.transport.fields import Array
-from backburner.transport.messages import (
-    Message,
-    TailChunk,
-)
+from backburner.transport.messages import Message, TailChunk
 from backburner.worker.mirror import Mirror
 from backburner.worker.server import WorkerServer
 from backburner.worker.tail import Tail

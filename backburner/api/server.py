@@ -13,9 +13,10 @@ from fastapi import FastAPI
 from backburner.api.connection import Connection
 from backburner.api.guard import is_loopback
 from backburner.api.settings import Api
+from backburner.api.threads import shutting_down
 from backburner.config import join_address
 from backburner.engine.request import Failed
-from backburner.errors import ConfigError, EngineDead
+from backburner.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Server(uvicorn.Server):
     def _end_requests(self) -> None:
         self._api.threads.close()
         for reply in tuple(self._api.replies):
-            reply.fail(Failed(EngineDead("the server is shutting down")))
+            reply.fail(Failed(shutting_down()))
 
 
 def server(app: FastAPI, *, on_ready: Callable[[], None] = lambda: None, log_level: str = "info") -> Server:

@@ -57,14 +57,14 @@ class Threads:
     ) -> T:
         async def run() -> T:
             if self._closed:
-                raise _closing()
+                raise shutting_down()
             future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
             self._running.add(future)
             try:
                 return await future
             except asyncio.CancelledError:
                 if self._closed:
-                    raise _closing() from None
+                    raise shutting_down() from None
                 raise
             finally:
                 self._running.discard(future)
@@ -75,5 +75,5 @@ class Threads:
         return done
 
 
-def _closing() -> EngineDead:
+def shutting_down() -> EngineDead:
     return EngineDead("the server is shutting down")

@@ -35,7 +35,6 @@ from backburner.model.load import LoadedModel
 
 log = logging.getLogger("backburner.engine")
 
-AWAY = "the worker is away"
 # More than one chunk of the delta rule; enough to compile what a read and a decode use.
 WARM_UP_TOKENS = 32
 
@@ -131,7 +130,7 @@ class ModelRunner:
         needed = self._spill is None and len(prompt) > self._host_tokens
         back = [worker.await_return(RETRY_GREETING_S if needed else 0.0) for worker in self.workers]
         if needed and not any(back):
-            raise self._full(AWAY)  # before a read that may take minutes
+            raise self._full()  # before a read that may take minutes
         resumed = None if request.prompt_logprobs else self._resumed(prompt, sampler)
         return resumed or self._new_sequence(request, sampler, self._new_holder())
 
@@ -438,7 +437,7 @@ class ModelRunner:
         if local <= self._host_tokens:
             return
         if state.held is None or not any(worker.connection for worker in self.workers):
-            raise self._full(AWAY)
+            raise self._full()
         raise self._full(state.held.refused or "the worker has not taken enough of it")
 
     def _local_tokens(self, state: Sequence) -> int:
@@ -446,13 +445,13 @@ class ModelRunner:
             state.table.held * self._geometry.page_tokens
         )
 
-    def _full(self, why: str) -> HostFull:
-        again = (
-            "Try again when it is back, or send" if why is AWAY else "Give the worker more memory, or send"
-        )
+    def _full(self, refused: str | None = None) -> HostFull:
+        """refused: why a worker that is there does not take the rest; None: there is none."""
+        why = "the worker is away" if refused is None else refused.rstrip(".")
+        remedy = "Try again when it is back" if refused is None else "Give the worker more memory"
         return HostFull(
-            f"This host can hold {self._host_tokens} tokens of this conversation, and {why.rstrip('.')}. "
-            f"{again} a shorter prompt."
+            f"This host can hold {self._host_tokens} tokens of this conversation, and {why}. "
+            f"{remedy}, or send a shorter prompt."
         )
 
 

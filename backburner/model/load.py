@@ -66,9 +66,8 @@ def find_model(model: str, config_only: bool = False) -> tuple[str, Path]:
         # The config alone first: a model that we cannot run must not cost a download of gigabytes.
         config = Path(hf_hub_download(model, "config.json"))
         model_type_for(read_config(config.parent))
-        if config_only:
-            return model.split("/")[1], config.parent
-        return model.split("/")[1], Path(snapshot_download(model, allow_patterns=_FILES))
+        found = config.parent if config_only else Path(snapshot_download(model, allow_patterns=_FILES))
+        return model.split("/")[1], found
     except ModelError:
         raise
     except Exception as e:  # the hub raises many kinds: offline, gated, missing, disk full
