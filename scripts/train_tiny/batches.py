@@ -58,11 +58,12 @@ class Batches:
         self.tokenizer, self.pieces, self.seed, self.steps = tokenizer, pieces, seed, steps
         self.end = tokenizer.token_to_id("<|endoftext|>")
 
-    def at(self, step: int) -> Batch:
+    def at(self, step: int, rank: int = 0, ranks: int = 1) -> Batch:
+        """The share of process `rank` in a step: as many rows as make BATCH_TOKENS among all, at least one for each."""
         length = length_of(step, self.steps)
         mix = MIXES[course(step, self.steps).index]
-        rows = BATCH_TOKENS // length
-        rng = random.Random(f"{self.seed}-{step}")
+        rows = max(1, BATCH_TOKENS // length // ranks)
+        rng = random.Random(f"{self.seed}-{step}-{rank}")
         tokens = np.full((rows, length + 1), self.end, np.int64)
         learnt = np.zeros((rows, length + 1), np.int8)  # 1: answer, 2: context
         positions = np.empty((rows, length), np.int64)
@@ -79,7 +80,7 @@ class Batches:
                     break
             positions[r] = _positions(rng, length)
         wanted = learnt[:, 1:].reshape(-1)
-        lottery = np.random.default_rng(step).random(wanted.shape) < CONTEXT_SHARE
+        lottery = np.random.default_rng((step, rank)).random(wanted.shape) < CONTEXT_SHARE
         return Batch(
             torch.from_numpy(tokens),
             torch.from_numpy(positions),

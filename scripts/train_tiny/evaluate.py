@@ -11,15 +11,14 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from . import document
-from .conversation import render_call, render_system
+from .conversation import GENERATE, NO_THOUGHT, render_call, render_system
 from .player import Player
-from .skills import backburner, exact, facts, talk, tools
+from .skills import backburner, exact, extract, facts, talk, tools
 from .skills.turns import Turn
 from .split import Draw
 from .tokenizer import letter_pieces
 
 HERE = Path(__file__).parent
-GENERATE, NO_THOUGHT = "<|im_start|>assistant\n<think>\n", "\n</think>\n\n"
 LENGTHS = {"1k": 1024, "4k": 4096, "16k": 16384, "64k": 65536}
 FACTS_PER_TEXT = 10
 # Of these, those that are like another one ("the code of the blue gate", "the code of the old gate"): one in a
@@ -121,16 +120,38 @@ def skill(player: Player, d: Draw, make: Callable[[Draw], Turn], count: int) -> 
     return score
 
 
-def tool_calls(player: Player, d: Draw, schemas: int, thinking: bool, count: int) -> Score:
+def tool_calls(
+    player: Player, d: Draw, schemas: int, thinking: bool, count: int, forced: bool = False
+) -> Score:
+    """One line on what it is for, in thoughts or before the call, then exactly the call; or at once if it is forced."""
     score = Score()
     for _ in range(count):
         toolbox = tools.toolbox(d, schemas)
         turn = tools.call(d, d.rng.choice(toolbox))
         assert turn.call is not None
-        got = player.answer(prompt(turn.user, thinking, render_system("", toolbox)))
-        thought, answer = after_thought(got) if thinking else ("-", got)
+        begun = "<tool_call>" if forced else ""
+        got = player.answer(prompt(turn.user, thinking, render_system("", toolbox)) + begun)
+        said, mark, call = (begun + got).partition("<tool_call>")
         wanted = render_call(turn.call)
-        score.add(answer.strip() == wanted and bool(thought), turn.user, wanted, got)
+        ok = (mark + call).strip() == wanted and (is_one_thought(after_thought(said)[0]) or not thinking)
+        score.add(ok and (thinking or "\n" not in said.strip()), turn.user, wanted, got)
+    return score
+
+
+def extractions(player: Player, d: Draw, count: int) -> Score:
+    """Values of JSON whose keys are given one after the other, each after what the model has said itself."""
+    score = Score()
+    for _ in range(count):
+        user, wanted = extract.filled(d)
+        said = prompt(user)
+        ok, got = True, ""
+        for (lead, _), (text, _) in zip(*[iter(extract.pieces(wanted))] * 2, strict=True):
+            end = '"' if lead.endswith('"') else "]" if text.startswith("[") else ""
+            more = player.answer(said + got + lead, limit=24)
+            more = more.partition(end)[0] + end if end else more.split(",")[0].split("}")[0]
+            got += lead + more
+            ok = ok and more == text.removesuffix("}")
+        score.add(ok, user, json.dumps(dict(wanted), ensure_ascii=False), got + "}")
     return score
 
 
@@ -222,6 +243,7 @@ def skills(player: Player, d: Draw, count: int, lengths: list[str]) -> Iterator[
     yield "lists", skill(player, d, exact.item_list, count)
     yield "counting items", skill(player, d, exact.count_items, count)
     yield "counting sequences", skill(player, d, exact.sequence, count)
+    yield "values of JSON with forced keys", extractions(player, d, count)
     yield "told and asked in a chat", inline(player, d, count)
     for schemas in (1, 3, 5):
         for thinking in (False, True):
@@ -229,6 +251,7 @@ def skills(player: Player, d: Draw, count: int, lengths: list[str]) -> Iterator[
                 f"tool call, {schemas} schema{'s' if schemas > 1 else ''}{', thinking' if thinking else ''}"
             )
             yield name, tool_calls(player, d, schemas, thinking, count)
+    yield "tool call, 3 schemas, forced", tool_calls(player, d, 3, False, count, forced=True)
     yield "no call when none fits", no_calls(player, d, count)
     yield "answer from a tool's result", tool_results(player, d, count)
     yield "think block on and off", thinking_form(player, d, count)

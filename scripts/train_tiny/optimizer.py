@@ -20,7 +20,13 @@ DECAY_FROM = 0.45
 # that it began with and those that it came to. The later ones are on rows that are dense with what is hardest; the mean
 # keeps what a course would forget (after the third it was better than both: fresh questions 67 of 100, not 65 or 57;
 # after the fourth, one function of three was called rightly in 85 of 100, not 83 or 79).
-COURSES = ((5000, 1.0, False), (6800, 0.4, False), (8600, 0.35, True), (11300, 0.4, True))
+COURSES = (
+    (5000, 1.0, False),
+    (6800, 0.4, False),
+    (8600, 0.35, True),
+    (11300, 0.4, True),
+    (12800, 0.4, False),
+)
 # Quintic Newton-Schulz coefficients of Muon: a fast start, and singular values end near one.
 _NS = (3.4445, -4.7750, 2.0315)
 
@@ -50,10 +56,10 @@ def rate(step: int, steps: int) -> float:
     return warm * now.rate * max(0.0, min(1.0, left))
 
 
-def orthogonal(G: Tensor) -> Tensor:
-    """Newton-Schulz on a stack [n, rows, columns], in bf16 as it tolerates."""
+def orthogonal(G: Tensor, dtype: torch.dtype) -> Tensor:
+    """Newton-Schulz on a stack [n, rows, columns]; it tolerates bf16."""
     a, b, c = _NS
-    X = G.bfloat16()
+    X = G.to(dtype)
     tall = X.shape[-2] > X.shape[-1]
     if tall:
         X = X.mT
@@ -70,7 +76,8 @@ def is_matrix(name: str) -> bool:
 
 
 class Optimizer:
-    def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+    def __init__(self, parameters: dict[str, torch.nn.Parameter], dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype  # of Newton-Schulz
         groups: dict[tuple[int, ...], list[str]] = {}
         for name, p in parameters.items():
             if is_matrix(name):
@@ -92,7 +99,7 @@ class Optimizer:
             for n, b in zip(names, B, strict=True):
                 self.momentum[n].copy_(b)
             rows, columns = G.shape[1:]
-            update = orthogonal(G.lerp(B, beta)) * math.sqrt(max(1.0, rows / columns))
+            update = orthogonal(G.lerp(B, beta), self.dtype) * math.sqrt(max(1.0, rows / columns))
             for n, u in zip(names, update, strict=True):
                 p = self.parameters[n]
                 p.mul_(1 - MUON_LR * share * WEIGHT_DECAY).sub_(u, alpha=MUON_LR * share)

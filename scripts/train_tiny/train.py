@@ -1,28 +1,29 @@
 """Trains `tiny` from nothing on generated conversations; a run can be stopped and resumed at any checkpoint.
 
-Start it with GOMP_SPINCOUNT=20000 if anything else may run on the machine. By default a thread spins until the
-others have done their share; if one of them is not scheduled, that is a time slice at each of thousands of places:
-fewer than 100 tokens a second beside a test run instead of 4,100. A short spin costs 4 % of an idle machine's speed,
-none at all costs half.
+Each core has a process with rows of its own, and the gradients are averaged at every step: threads that share one
+step wait for each other at thousands of places, which made the same step a third longer on two idle cores, and
+twenty times as long beside other work.
 """
 
 import argparse
 import ctypes
 import os
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+import torch.distributed
+import torch.multiprocessing
 from tokenizers import Tokenizer
 from torch.nn import functional
 
-from .batches import BATCH_TOKENS, Batch, Batches
+from .batches import Batch, Batches
 from .model import Config, Tiny
 from .optimizer import COURSES, Optimizer, course, rate
 from .tokenizer import letter_pieces, train_tokenizer
 
-# About 190 minutes on two cores at 4.2k tokens a second.
 STEPS = COURSES[-1][0]
 CHECKPOINT_EVERY_S = 300
 LOG_EVERY_STEPS = 20
@@ -79,29 +80,35 @@ def save(path: Path, **state: object) -> None:
     os.replace(path.with_suffix(".new"), path)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, help="folder of tokenizer, checkpoint and log")
-    parser.add_argument("--steps", type=int, default=STEPS, help="length of the whole schedule")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--layers", type=int, default=Config.num_hidden_layers)
-    parser.add_argument(
-        "--stop-after", type=int, help="stop with a checkpoint after this step of the schedule"
-    )
-    parser.add_argument("--resume", action="store_true")
-    args = parser.parse_args()
+def fast_dtype() -> str:
+    """bf16 where the CPU multiplies it (a step is a third shorter there); where it is emulated it halves the speed."""
+    cpu = Path("/proc/cpuinfo")
+    return "bf16" if cpu.exists() and "avx512_bf16" in cpu.read_text() else "fp32"
+
+
+def share_gradients(parameters: list[torch.nn.Parameter], ranks: int) -> None:
+    """Each process takes the mean of all processes' gradients."""
+    flat = torch.cat([p.grad.reshape(-1) for p in parameters])
+    torch.distributed.all_reduce(flat)
+    flat /= ranks
+    for p, g in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        p.grad.copy_(g.view_as(p))
+
+
+def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
     keep_freed_memory()
     torch.set_num_threads(args.threads)
-    args.run.mkdir(parents=True, exist_ok=True)
-    tokenizer_file, checkpoint = args.run / "tokenizer.json", args.run / "checkpoint.pt"
-    if not tokenizer_file.exists():
-        train_tokenizer(args.seed).save(str(tokenizer_file))
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    ranks = args.processes
+    if ranks > 1:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks
+        )
+    tokenizer = Tokenizer.from_file(str(args.run / "tokenizer.json"))
+    checkpoint = args.run / "checkpoint.pt"
     config = Config(vocab_size=tokenizer.get_vocab_size(), num_hidden_layers=args.layers)
     model = Tiny(config, torch.Generator().manual_seed(args.seed))
-    model.dtype = torch.bfloat16
-    optimizer = Optimizer(dict(model.p.items()))
+    model.dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.dtype]
+    optimizer = Optimizer(dict(model.p.items()), model.dtype)
     first, before, began = 0, 0.0, None
     if args.resume and checkpoint.exists():
         state = torch.load(checkpoint, map_location="cpu", weights_only=False)
@@ -114,28 +121,31 @@ def main() -> None:
         first, before, began = state["step"], state["seconds"], state["began"]
     batches = Batches(tokenizer, letter_pieces(tokenizer), args.seed, args.steps)
     last = min(args.steps, args.stop_after or args.steps)
-    log = (args.run / "log.txt").open("a", buffering=1)
-    started = saved = time.monotonic()
-    since, data_s, sums, counted = started, 0.0, [0.0, 0.0], 0
+    log = (args.run / "log.txt").open("a", buffering=1) if rank == 0 else None
+    started = saved = since = time.monotonic()
+    sums, counted, read = [0.0, 0.0], 0, 0
     for step in range(first, last):
         now = course(step, args.steps)
         if now.averaged and step == now.start:
             began = weights_of(model)
-        t = time.monotonic()
-        batch = batches.at(step)
-        data_s += time.monotonic() - t
+        batch = batches.at(step, rank, ranks)
         loss, answers, right = losses(model, batch, context_weight(step, args.steps))
         for p in model.p.values():
             p.grad = None
         loss.backward()
+        if ranks > 1:
+            share_gradients(list(model.p.values()), ranks)
         torch.nn.utils.clip_grad_norm_(model.p.values(), CLIP)
         optimizer.step(step, args.steps)
         if began and step + 1 == now.stop:
             average(model, began)
             began = None
+        if log is None:
+            continue
         sums[0] += answers.item()
         sums[1] += right
         counted += 1
+        read += batch.positions.numel() * ranks
         clock = time.monotonic()
         if (step + 1) % LOG_EVERY_STEPS == 0 or step + 1 == last:
             spent = clock - since
@@ -143,9 +153,9 @@ def main() -> None:
             log.write(
                 f"{step + 1}/{args.steps} T={batch.positions.shape[1]} loss {sums[0] / counted:.3f} "
                 f"right {sums[1] / counted:.4f} rate {rate(step, args.steps):.2f} "
-                f"{counted * BATCH_TOKENS / spent:.0f} tok/s data {data_s / spent:.1%} eta {left_min:.0f} min\n"
+                f"{read / spent:.0f} tok/s eta {left_min:.0f} min\n"
             )
-            since, data_s, sums, counted = clock, 0.0, [0.0, 0.0], 0
+            since, sums, counted, read = clock, [0.0, 0.0], 0, 0
         if clock - saved > CHECKPOINT_EVERY_S or step + 1 == last:
             save(
                 checkpoint,
@@ -159,6 +169,31 @@ def main() -> None:
                 config=asdict(config),
             )
             saved = clock
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path, help="folder of tokenizer, checkpoint and log")
+    parser.add_argument("--steps", type=int, default=STEPS, help="length of the whole schedule")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2, help="each with its own rows of a step")
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), default=fast_dtype(), help="of matrix products")
+    parser.add_argument("--layers", type=int, default=Config.num_hidden_layers)
+    parser.add_argument(
+        "--stop-after", type=int, help="stop with a checkpoint after this step of the schedule"
+    )
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args()
+    args.run.mkdir(parents=True, exist_ok=True)
+    tokenizer_file = args.run / "tokenizer.json"
+    if not tokenizer_file.exists():
+        train_tokenizer(args.seed).save(str(tokenizer_file))
+    if args.processes == 1:
+        train(0, args, "")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(train, (args, f"{folder}/meeting"), nprocs=args.processes)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 # Tables of functions and wordings: a broken line would hide how they differ.
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -137,6 +138,41 @@ KINDS = (
          ("What's the meaning of {a}?", "Give me a definition of {a}.", "I do not know the word {a}, look it up.", "Tell me what {a} means.", "What is {a} in the dictionary?", "Please define {a}.", "What does {a} mean?", "Define {a}.", "Meaning of {a}?", 'What is the meaning of "{a}"?', "Look up the word {a}.", "Explain the word {a}.", "definition of {a}"), "It means {r}.", lambda d: v.phrase(d, 2, 5)),
 )  # fmt: skip
 
+# How other people describe the same functions. A tenth, at least one of each, is for evaluation only.
+OTHER_DESCRIPTIONS = {
+    "Get the weather in a city": ("Get the current weather in a given location", "Returns the weather for a place", "Current weather conditions of a city", "Fetches today's weather for the location", "Weather report for a town", "Get current temperature and conditions", "Useful to find out the weather somewhere"),
+    "Get the local time in a city": ("Returns the current time in a place", "What time it is somewhere", "Get the current time for a location", "Local time of a town", "Tells the time in another city", "Current clock time of a location"),
+    "Search the web": ("Searches the internet for a query", "Look something up online", "Web search", "Run a search engine query", "Find pages on the web", "Search the internet and return results", "Query a search engine"),
+    "Send an email": ("Sends an e-mail to an address", "Compose and send mail", "Send mail with subject and text", "Deliver an email message", "Write an e-mail to someone", "Emails a person"),
+    "Send a message to a contact": ("Sends a text message", "Send an SMS to a person", "Text someone", "Deliver a chat message to a contact", "Message a person from the address book", "Sends a note to somebody's phone"),
+    "Set an alarm": ("Sets the alarm clock", "Create an alarm for a time", "Wake the user at a time", "Schedules an alarm", "Alarm clock", "Add an alarm at the given time"),
+    "Start a timer": ("Starts a countdown", "Set a timer for some minutes", "Count down minutes", "Creates a countdown timer", "Kitchen timer", "Runs a timer for the given minutes"),
+    "Add an event to the calendar": ("Creates a calendar event", "Schedule a meeting", "Put an appointment into the calendar", "Books a date in the user's calendar", "New calendar entry", "Adds an appointment"),
+    "Save a note": ("Stores a note", "Write a note down", "Keeps a text for later", "Takes a note", "Adds a note to the notebook", "Remember a text"),
+    "Read a file": ("Reads a file from disk", "Returns the contents of a file", "Open a file and return its text", "Show what is in a file", "Load a text file", "Get the content of the file at a path", "Read file contents"),
+    "Write text to a file": ("Writes a file", "Save content to a file on disk", "Create a file with the given content", "Store text in a file", "Overwrites a file with text", "Put content into a file"),
+    "List the files of a folder": ("Lists a directory", "List directory contents", "Returns the names of files in a directory", "Show what a folder contains", "List all files under a path", "Directory listing"),
+    "Run a shell command": ("Executes a command in the terminal", "Run a command and return its output", "Bash tool", "Execute a shell command on the computer", "Runs a program in the shell", "Command line access"),
+    "Translate text": ("Translates text to another language", "Translation into a target language", "Convert text from one language to another", "Translate a sentence", "Translator", "Renders a text in another language"),
+    "Convert money between currencies": ("Currency conversion", "Converts an amount from one currency to another", "Exchange rate calculator", "Get the value of an amount in another currency", "Change money", "Currency converter"),
+    "Get the price of a stock": ("Returns the current stock price", "Stock quote for a ticker symbol", "Look up the share price of a company", "Get the latest market price", "Price of a share", "Stock market quote"),
+    "Play a song": ("Plays music", "Start playing a track", "Play a song by its title", "Music player", "Puts on a song", "Start music playback"),
+    "Call someone": ("Makes a phone call", "Phone a person", "Dial a contact", "Starts a call with somebody", "Place a call", "Telephone a contact"),
+    "Book a table in a restaurant": ("Reserves a table", "Restaurant reservation", "Make a booking at a restaurant", "Reserve a table for some guests", "Books dinner", "Create a restaurant reservation"),
+    "Find flights between cities": ("Searches for flights", "Flight search", "Find a plane from one city to another", "Look up flights by origin and destination", "Returns available flights", "Search airline connections"),
+    "Get the latest news about a topic": ("Returns news headlines", "News search", "Fetch recent news articles on a subject", "Latest headlines about something", "Get news", "Find recent articles"),
+    "Calculate an expression": ("Calculator", "Evaluates a mathematical expression", "Do arithmetic", "Compute the result of a formula", "Performs a calculation", "Math tool for expressions"),
+    "Turn on a device": ("Switches a device on", "Power on something in the house", "Activate a device", "Turns something on", "Smart home: switch on", "Enables an appliance"),
+    "Turn off a device": ("Switches a device off", "Power off something in the house", "Deactivate a device", "Turns something off", "Smart home: switch off", "Disables an appliance"),
+    "Set the temperature of a room": ("Adjusts the thermostat", "Sets the heating of a room", "Change a room's temperature", "Thermostat control", "Heat a room to some degrees", "Control the room temperature"),
+    "Look up a user by id": ("Returns a user record", "Get user details from the database", "Fetch a user by their identifier", "Find the user with an id", "User lookup", "Get information about a user id"),
+    "Delete a file": ("Removes a file from disk", "Erase a file", "Deletes the file at a path", "Remove a file permanently", "Unlink a file", "File removal"),
+    "Get the distance between two cities": ("Distance in km from one place to another", "How far two cities are apart", "Compute the distance between places", "Returns the length of the way between towns", "Distance calculator", "Measure how far it is"),
+    "Add an item to a list": ("Puts something on a list", "Append an entry to a list", "Adds to the shopping list", "Add an entry to one of the user's lists", "List manager: add", "Write an item on a list"),
+    "Track a package": ("Shows where a parcel is", "Parcel tracking", "Get the delivery status of a shipment", "Track a delivery by its number", "Shipment status", "Find out where a package is now"),
+    "Get the meaning of a word": ("Dictionary lookup", "Define a word", "Returns the definition of a term", "Look up what a word means", "Word definitions", "Explain a term"),
+}  # fmt: skip
+
 GENERIC_VERBS = (
     "get",
     "fetch",
@@ -172,6 +208,24 @@ GENERIC_PARAMETERS = (
     "unit",
     "ref",
     "tag",
+)
+
+
+PARAMETER_TEXTS = (
+    "The {p}",
+    "The {p} to use",
+    "{p}",
+    "{p}, as the user says it",
+    "Which {p}",
+    "The {p} (required)",
+)
+OPTIONAL = (
+    ("unit", {"type": "string", "enum": ["celsius", "fahrenheit"]}),
+    ("limit", {"type": "integer"}),
+    ("format", {"type": "string"}),
+    ("verbose", {"type": "boolean"}),
+    ("lang", {"type": "string", "description": "Optional language code"}),
+    ("timeout", {"type": "integer", "default": 30}),
 )
 
 
@@ -278,15 +332,23 @@ def make_tool(d: Draw, kind: Kind | None = None, wide: bool = False) -> Tool:
     for slot, (spellings, _) in kind.parameters.items():
         free = [s for s in spellings if s not in spelled.values()]
         spelled[slot] = d.rng.choice(free)
-    with_text = d.chance(0.3)
-    properties = {}
+    text = d.rng.choice(PARAMETER_TEXTS) if d.chance(0.35) else ""
+    properties: dict[str, dict[str, str]] = {}
     for slot, (_, maker) in kind.parameters.items():
         integer = isinstance(maker(Draw(d.rng, d.side)), int)
         properties[spelled[slot]] = {"type": "integer" if integer else "string"}
-        if with_text:
-            properties[spelled[slot]]["description"] = f"The {spelled[slot].replace('_', ' ')}"
-    function: dict = {"name": name, "description": kind.description + d.rng.choice((".", "", ""))}
-    function["parameters"] = {"type": "object", "properties": properties, "required": list(properties)}
+        if text:
+            properties[spelled[slot]]["description"] = text.format(p=spelled[slot].replace("_", " "))
+    required = list(properties)
+    if d.chance(0.15):  # one that may be left out, and is
+        properties.setdefault(*d.rng.choice(OPTIONAL))
+    description = kind.description
+    if others := OTHER_DESCRIPTIONS.get(description):
+        description = d.wording(others) if d.chance(0.6) else description
+    function: dict = {"name": name, "description": description + d.rng.choice((".", "", ""))}
+    function["parameters"] = {"type": "object", "properties": properties, "required": required}
+    if d.chance(0.12):
+        function["parameters"]["additionalProperties"] = False
     if d.chance(0.1) and (not wide or name in kind.names):
         del function["description"]
     return Tool(kind, name, spelled, {"type": "function", "function": function})
@@ -306,7 +368,11 @@ def call(d: Draw, tool: Tool) -> Turn:
     values = {slot: maker(d) for slot, (_, maker) in tool.kind.parameters.items()}
     ask = phrased(d, tool.kind.asks).format(**values)
     arguments = {tool.spelled[slot]: value for slot, value in values.items()}
-    turn = Turn(ask, "", f"I should call {tool.name}.", Call(tool.name, arguments))
+    # What a function has to be for is said before one is looked for: whether something is missing has to be known before
+    # anything is said of it, and a model this small knows only what it has said.
+    turn = Turn(
+        ask, f"{tool.kind.description}:", f"{tool.kind.description}: {tool.name}.", Call(tool.name, arguments)
+    )
     if tool.kind.result is not None:
         r = str(tool.kind.result(d))
         turn.result_answer = tool.kind.answer.format(**values, r=r)
@@ -350,13 +416,25 @@ NO_FUNCTION = "I have no function for that."
 def misfit(d: Draw, tools: list[Tool]) -> Turn:
     """A request for a function that is not there."""
     while True:
-        kind = d.rng.choice(KINDS)
-        if all(t.kind is not kind for t in tools):
+        kind = _invented(d) if d.chance(0.25) else d.rng.choice(KINDS)
+        if all(kind.description != t.kind.description for t in tools):
             break
     values = {slot: maker(d) for slot, (_, maker) in kind.parameters.items()}
+    # Of an invented one the name would give away what is missing, and nobody asks by a name that is not listed.
+    asks = kind.asks if len(kind.names) > 1 else tuple(a for a in kind.asks if kind.names[0] not in a)
     return Turn(
-        phrased(d, kind.asks).format(**values),
-        NO_FUNCTION,
-        "None of the functions fits.",
+        phrased(d, asks).format(**values),
+        f"{kind.description}: {NO_FUNCTION}",
+        f"{kind.description}: none of the functions.",
         keys=[NO_FUNCTION],
     )
+
+
+# Words of questions that some function may well be for: beside functions they are not asked as things unknown.
+FUNCTION_WORDS = re.compile(
+    r"weather|rain|snow|umbrella|cold|warm|hot|time|date|news|happen|play|song|music|mail|letter|messag|call|alarm|wake|translat|say|"
+    r"calc|comput|plus|minus|times|percent|solve|\d|book|order|flight|fly|price|cost|stock|share|defin|mean|word|find|search|look|"
+    r"show|open|turn|switch|light|heat|temperature|list|add|note|remind|far|distance|where|file|who is|run|convert|how much|set |"
+    r"send|make|get |go ",
+    re.IGNORECASE,
+)
