@@ -10,7 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from scripts.train_tiny import conversation as c
-from scripts.train_tiny.skills import facts, tools
+from scripts.train_tiny.skills import extract, facts, tools
 from scripts.train_tiny.skills.faq import INTENTS
 from scripts.train_tiny.split import Draw
 from scripts.train_tiny.tokenizer import VOCAB, train_tokenizer
@@ -90,10 +90,58 @@ def test_consecutive_tool_results_share_one_message() -> None:
     assert text.count("<tool_response>") == 2
 
 
-def test_only_what_the_assistant_says_is_learnt_in_full() -> None:
-    for text, learnt in pieces(5):
-        assert learnt == text.endswith("<|im_end|>") or not learnt
+@pytest.mark.parametrize("seed", range(30))
+def test_only_what_the_assistant_says_is_learnt_in_full(seed: int) -> None:
+    said = False  # whether an assistant's turn is open
+    for text, learnt in pieces(seed):
+        assert said or not learnt
         assert "<|im_start|>" not in text or not learnt
+        said = (said or "<|im_start|>assistant" in text) and not text.endswith("<|im_end|>")
+
+
+def test_a_prompt_has_the_tokens_that_training_had() -> None:
+    """The empty think block is one piece: its line breaks are one token where they stand together."""
+    tokenizer = small_tokenizer()
+    row = c.Row()
+    c.say(row, "Hello!", "")
+    apart = [i for text, _ in row.pieces for i in tokenizer.encode(text).ids]
+    assert apart == tokenizer.encode("".join(text for text, _ in row.pieces)).ids
+
+
+def test_what_is_missing_is_named_before_it_is_missed() -> None:
+    for seed in range(200):
+        d = draw(seed)
+        toolbox = tools.toolbox(d, 3)
+        turn = tools.misfit(d, toolbox)
+        wanted = turn.answer.removesuffix(f": {tools.NO_FUNCTION}")
+        assert wanted != turn.answer
+        assert wanted not in {t.kind.description for t in toolbox}
+        called = tools.call(d, toolbox[0])
+        assert called.answer == f"{toolbox[0].kind.description}:"
+
+
+def test_functions_are_described_in_held_out_words_only_where_they_are_evaluated() -> None:
+    def descriptions(side: str) -> set[str]:
+        d = draw(7, side)
+        made = [tools.make_tool(d, kind).schema["function"] for kind in tools.KINDS for _ in range(60)]
+        return {f["description"].rstrip(".") for f in made if "description" in f}
+
+    own = {kind.description for kind in tools.KINDS}
+    assert set(tools.OTHER_DESCRIPTIONS) == own
+    held = descriptions("evaluate") - own
+    assert len(held) >= len(own)
+    assert not held & descriptions("train")
+
+
+def test_json_by_a_grammar_is_whole_and_its_values_are_the_texts() -> None:
+    for seed in range(300):
+        turn = extract.values(draw(seed))
+        values = json.loads(turn.answer)
+        assert "".join(text for text, _ in turn.given) == turn.answer
+        assert all(text[-1] in ' "' for text, own in turn.given if not own)
+        for value in values.values():
+            if isinstance(value, str) and value != extract.UNKNOWN:
+                assert value in turn.user
 
 
 @pytest.mark.parametrize("word", ["otter55", "gate", "Reykjavik", "x7f"])

@@ -44,7 +44,7 @@ USER_DOCUMENTS = (
 
 # How often each skill is drawn where nothing in the setting asks for another one.
 FREE: tuple[tuple[float, Callable[[Draw], Turn]], ...] = (
-    (6.0, backburner.question),
+    (8.0, backburner.question),
     (3.5, talk.small_talk),
     (2.4, talk.unknown),
     (3.0, exact.repeat),
@@ -91,7 +91,7 @@ MIXES = (
     Mix((18, 4, 46, 32), (4, 0, 46, 50), ((1, 2), (2, 3, 3, 4), (2, 3, 4, 5, 5)), 0.25, 0.8, 0.35, True, True),
     # After the fourth, 36 of 100 requests that fit none still called one; half of the misses among five functions of a
     # run with 25 % misfits were refusals.
-    Mix((24, 5, 42, 29), (6, 0, 44, 50), ((1, 2), (2, 3, 3, 4), (2, 3, 4, 5, 5)), 0.18, 0.8, 0.35, True, True),
+    Mix((28, 6, 38, 28), (6, 0, 44, 50), ((1, 2), (2, 3, 3, 4), (2, 3, 4, 5, 5)), 0.18, 0.8, 0.35, True, True),
 )  # fmt: skip
 
 
