@@ -63,10 +63,10 @@ bench: setup
 	@for b in link page decode peer prefill depth survive clients; do echo "== $$b"; $(BIN)/python benchmarks/$$b.py --json || exit 1; done
 
 # Trains the embedded model anew: tokenizer, weights, export, evaluation, card. Over three hours on two idle cores; goes on
-# where it was stopped. The spin count keeps PyTorch's threads from fighting with whatever else runs.
+# where it was stopped.
 tiny: setup
 	$(BIN)/python -m pip install --quiet --editable '.[train]'
-	GOMP_SPINCOUNT=20000 $(BIN)/python -m scripts.train_tiny.train build/tiny --resume
+	$(BIN)/python -m scripts.train_tiny.train build/tiny --resume
 	$(BIN)/python -m scripts.train_tiny.export build/tiny backburner/model/tiny
 	$(BIN)/python -m scripts.train_tiny.record
 	$(BIN)/python -m scripts.train_tiny.evaluate backburner/model/tiny --json build/tiny/evaluation.json
