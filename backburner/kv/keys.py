@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-KEY_BYTES = 32
-
 
 def page_key(fingerprint: bytes, parent: bytes, tokens: Sequence[int], salt: bytes = b"") -> bytes:
     """SHA-256 of: fingerprint | length of parent, u8 | parent | tokens as little-endian int32 | salt.

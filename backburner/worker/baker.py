@@ -91,8 +91,7 @@ class Baker:
         self._pause_until = 0.0
         self.refused: dict[RunName, str] = {}
         self.baking: RunName | None = None
-        self.baked = 0  # pages, since the start
-        self.reused = 0  # of them found on disk
+        self.reused = 0  # pages found on disk
         self.error = ""  # the last one
         self._thread = threading.Thread(target=self._main, name="baker", daemon=True)
         self._thread.start()
@@ -200,7 +199,6 @@ class Baker:
         try:
             page = self._page(name, template, reservation)
             if self._shelf.add(name, page, reservation):
-                self.baked += 1
                 return
             raise _Lost
         except _Lost:
