@@ -289,19 +289,22 @@ def _wide_name(d: Draw, names: tuple[str, ...]) -> str:
 
 def _invented(d: Draw) -> Kind:
     """A function nobody has heard of: its name and parameters can only come from the prompt."""
-    verb, noun = (
-        d.rng.choice(GENERIC_VERBS),
-        d.rng.choice((d.rng.choice(w.NOUNS), d.rng.choice(w.NOUNS), w.pseudo_word(d.rng))),
-    )
-    name = d.rng.choice(
-        (
-            f"{verb}_{noun}",
-            f"{verb}_{noun}",
-            f"{noun}_{verb}",
-            f"{verb}{noun.capitalize()}",
-            f"{verb}_{d.rng.choice(w.ADJECTIVES)}_{noun}",
+    while True:
+        verb, noun = (
+            d.rng.choice(GENERIC_VERBS),
+            d.rng.choice((d.rng.choice(w.NOUNS),) * 2 + (w.pseudo_word(d.rng),)),
         )
-    )
+        name = d.rng.choice(
+            (
+                f"{verb}_{noun}",
+                f"{verb}_{noun}",
+                f"{noun}_{verb}",
+                f"{verb}{noun.capitalize()}",
+                f"{verb}_{d.rng.choice(w.ADJECTIVES)}_{noun}",
+            )
+        )
+        if is_held_out(name) == (d.side != "train"):
+            break
     slots = dict(zip("ab", d.rng.sample(GENERIC_PARAMETERS, d.rng.choice((1, 1, 2))), strict=False))
     parameters: dict[str, tuple[tuple[str, ...], Maker]] = {s: ((p,), v.generic) for s, p in slots.items()}
     with_slots = " and ".join(f"{p} {{{s}}}" for s, p in slots.items())
