@@ -15,7 +15,8 @@ TOOLS_TAIL = (
     "<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>"
 )
 GENERATE, NO_THOUGHT = "<|im_start|>assistant\n<think>\n", "\n</think>\n\n"
-# Calls without thoughts that begin at once.
+CALL = "<tool_call>"
+# Of the calls without thoughts, those that a client forces.
 FORCED_SHARE = 0.2
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
@@ -139,10 +140,18 @@ def say(row: Row, text: str | list[tuple[str, bool]], thought: str) -> None:
 
 
 def say_call(d: Draw, row: Row, turn: Turn, thought: str) -> None:
-    """What it is for, in thoughts or aloud, then the call; now and then at once, as where a client forces one."""
+    """What it is for, in thoughts or aloud, then the call; now and then at once, where a client forces one.
+
+    What is forced is not learnt: else the model begins so by itself, and calls what does not fit.
+    """
     assert turn.call is not None
-    aloud = "" if thought or d.chance(FORCED_SHARE) else turn.answer + "\n"
-    say(row, aloud + render_call(turn.call), thought)
+    call = render_call(turn.call)
+    if thought:
+        say(row, call, thought)
+    elif d.chance(FORCED_SHARE):
+        say(row, [(CALL, False), (call.removeprefix(CALL), True)], "")
+    else:
+        say(row, f"{turn.answer}\n{call}", "")
 
 
 def take_turn(d: Draw, row: Row, turn: Turn, thinking: float) -> None:

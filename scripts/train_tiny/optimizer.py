@@ -25,7 +25,7 @@ COURSES = (
     (6800, 0.4, False),
     (8600, 0.35, True),
     (11300, 0.4, True),
-    (12800, 0.4, False),
+    (15300, 0.4, False),
 )
 # Quintic Newton-Schulz coefficients of Muon: a fast start, and singular values end near one.
 _NS = (3.4445, -4.7750, 2.0315)
