@@ -237,3 +237,8 @@ class Tiny(nn.Module):
         """Weights by their mlx-lm names; conv1d in mlx's [channels, taps, 1], or sanitize would add 1 to all norms."""
         out = {PREFIX + name.replace("/", "."): value.detach() for name, value in self.p.items()}
         return {n: v[..., None].contiguous() if n.endswith("conv1d.weight") else v for n, v in out.items()}
+
+    def take(self, exported: dict[str, Tensor]) -> None:
+        """The weights of an exported folder, by their mlx-lm names."""
+        for name, p in self.p.items():
+            p.data = exported[PREFIX + name.replace("/", ".")].float().reshape(p.shape)

@@ -8,6 +8,7 @@ twenty times as long beside other work.
 import argparse
 import ctypes
 import os
+import shutil
 import tempfile
 import time
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed
 import torch.multiprocessing
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional
 
@@ -109,7 +111,9 @@ def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
     model = Tiny(config, torch.Generator().manual_seed(args.seed))
     model.dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.dtype]
     optimizer = Optimizer(dict(model.p.items()), model.dtype)
-    first, before, began = 0, 0.0, None
+    first, before, began = args.at_step, 0.0, None
+    if args.weights:
+        model.take(load_file(args.weights / "model.safetensors"))
     if args.resume and checkpoint.exists():
         state = torch.load(checkpoint, map_location="cpu", weights_only=False)
         if (state["steps"], state["seed"], state["config"]) != (args.steps, args.seed, asdict(config)):
@@ -183,10 +187,16 @@ def main() -> None:
     parser.add_argument(
         "--stop-after", type=int, help="stop with a checkpoint after this step of the schedule"
     )
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint if there is one")
+    parser.add_argument(
+        "--weights", type=Path, help="begin with the weights and the tokenizer of an exported folder"
+    )
+    parser.add_argument("--at-step", type=int, default=0, help="the step of the schedule to begin with")
     args = parser.parse_args()
     args.run.mkdir(parents=True, exist_ok=True)
     tokenizer_file = args.run / "tokenizer.json"
+    if args.weights and not tokenizer_file.exists():
+        shutil.copyfile(args.weights / "tokenizer.json", tokenizer_file)
     if not tokenizer_file.exists():
         train_tokenizer(args.seed).save(str(tokenizer_file))
     if args.processes == 1:
