@@ -62,7 +62,7 @@ format: setup
 bench: setup
 	@for b in link page decode peer prefill depth survive clients; do echo "== $$b"; $(BIN)/python benchmarks/$$b.py --json || exit 1; done
 
-# Trains the embedded model anew: tokenizer, weights, export, evaluation, card. Over three hours on two idle cores; goes on
+# Trains the embedded model anew: tokenizer, weights, export, evaluation, card. Over four hours on two idle cores; goes on
 # where it was stopped.
 tiny: setup
 	$(BIN)/python -m pip install --quiet --editable '.[train]'
