@@ -109,7 +109,7 @@ class Row:
 
 
 def render_call(call: Call) -> str:
-    text = f"<tool_call>\n<function={call.name}>\n"
+    text = f"{CALL}\n<function={call.name}>\n"
     for key, value in call.arguments.items():
         said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         text += f"<parameter={key}>\n{said}\n</parameter>\n"
@@ -127,15 +127,12 @@ def say(row: Row, text: str | list[tuple[str, bool]], thought: str) -> None:
     """A reply; in pieces where not all of it is the model's own."""
     if thought:
         row.add(GENERATE)
-        row.add(f"{thought}\n</think>\n\n", True)
+        row.add(thought + NO_THOUGHT, True)
     else:
         row.add(GENERATE + NO_THOUGHT)
-    if isinstance(text, str):
-        row.add(text + "<|im_end|>", True)
-    else:
-        for piece, own in text:
-            row.add(piece, own)
-        row.add("<|im_end|>", True)
+    for piece, own in [(text, True)] if isinstance(text, str) else text:
+        row.add(piece, own)
+    row.add("<|im_end|>", True)
     row.add("\n")
 
 

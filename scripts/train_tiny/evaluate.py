@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from . import document
-from .conversation import GENERATE, NO_THOUGHT, render_call, render_system
+from .conversation import CALL, GENERATE, NO_THOUGHT, render_call, render_system
 from .player import Player
 from .skills import backburner, exact, extract, facts, talk, tools
 from .skills.turns import Turn
@@ -129,9 +129,9 @@ def tool_calls(
         toolbox = tools.toolbox(d, schemas)
         turn = tools.call(d, d.rng.choice(toolbox))
         assert turn.call is not None
-        begun = "<tool_call>" if forced else ""
+        begun = CALL if forced else ""
         got = player.answer(prompt(turn.user, thinking, render_system("", toolbox)) + begun)
-        said, mark, call = (begun + got).partition("<tool_call>")
+        said, mark, call = (begun + got).partition(CALL)
         wanted = render_call(turn.call)
         ok = (mark + call).strip() == wanted and (is_one_thought(after_thought(said)[0]) or not thinking)
         score.add(ok and (thinking or "\n" not in said.strip()), turn.user, wanted, got)
@@ -145,7 +145,7 @@ def extractions(player: Player, d: Draw, count: int) -> Score:
         user, wanted = extract.filled(d)
         said = prompt(user)
         ok, got = True, ""
-        for (lead, _), (text, _) in zip(*[iter(extract.pieces(wanted))] * 2, strict=True):
+        for lead, text in extract.pairs(wanted):
             end = '"' if lead.endswith('"') else "]" if text.startswith("[") else ""
             more = player.answer(said + got + lead, limit=24)
             more = more.partition(end)[0] + end if end else more.split(",")[0].split("}")[0]
@@ -166,7 +166,7 @@ def no_calls(player: Player, d: Draw, count: int) -> Score:
             else d.rng.choice((talk.small_talk, backburner.question, exact.repeat))(d)
         )
         got = player.answer(prompt(turn.user, False, render_system("", toolbox)))
-        score.add("<tool_call>" not in got, turn.user, turn.answer, got)
+        score.add(CALL not in got, turn.user, turn.answer, got)
     return score
 
 

@@ -233,12 +233,16 @@ class Tiny(nn.Module):
         # In fp32: a logit of 20 in bf16 is known to 0.06 only, which is the size of what is left to learn at the end.
         return functional.linear(hidden, self.p["embed_tokens/weight"])
 
+    @staticmethod
+    def _exported_name(name: str) -> str:
+        return PREFIX + name.replace("/", ".")
+
     def exported(self) -> dict[str, Tensor]:
         """Weights by their mlx-lm names; conv1d in mlx's [channels, taps, 1], or sanitize would add 1 to all norms."""
-        out = {PREFIX + name.replace("/", "."): value.detach() for name, value in self.p.items()}
+        out = {self._exported_name(name): value.detach() for name, value in self.p.items()}
         return {n: v[..., None].contiguous() if n.endswith("conv1d.weight") else v for n, v in out.items()}
 
     def take(self, exported: dict[str, Tensor]) -> None:
         """The weights of an exported folder, by their mlx-lm names."""
         for name, p in self.p.items():
-            p.data = exported[PREFIX + name.replace("/", ".")].float().reshape(p.shape)
+            p.data = exported[self._exported_name(name)].float().reshape(p.shape)

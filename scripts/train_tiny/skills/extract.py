@@ -76,15 +76,7 @@ def _said(value: object) -> str:
 
 def _nothing(value: object) -> object:
     """What stands for a value of this type that is not there."""
-    return (
-        False
-        if isinstance(value, bool)
-        else 0
-        if isinstance(value, int)
-        else []
-        if isinstance(value, list)
-        else UNKNOWN
-    )
+    return UNKNOWN if isinstance(value, str) else type(value)()
 
 
 def filled(d: Draw) -> tuple[str, list[tuple[str, object]]]:
@@ -124,9 +116,9 @@ def filled(d: Draw) -> tuple[str, list[tuple[str, object]]]:
     return phrased(d, ASKS).format(t=" ".join(said)), list(dict(values).items())
 
 
-def pieces(values: list[tuple[str, object]]) -> list[tuple[str, bool]]:
-    """The JSON of `values` in pieces: keys and marks are the grammar's, values with their ends are the model's."""
-    out: list[tuple[str, bool]] = []
+def pairs(values: list[tuple[str, object]]) -> list[tuple[str, str]]:
+    """The JSON of `values`: keys and marks, which are the grammar's, each before the model's value with its end."""
+    out: list[tuple[str, str]] = []
     before = "{"
     for i, (key, value) in enumerate(values):
         text = json.dumps(value, ensure_ascii=False)
@@ -134,12 +126,12 @@ def pieces(values: list[tuple[str, object]]) -> list[tuple[str, bool]]:
         if isinstance(value, str):  # the quote that opens it is given, too
             lead, text = lead + '"', text[1:]
         before = ", "
-        out += [(lead, False), (text + ("}" if i + 1 == len(values) else ""), True)]
+        out.append((lead, text + ("}" if i + 1 == len(values) else "")))
     return out
 
 
 def values(d: Draw) -> Turn:
     user, wanted = filled(d)
-    given = pieces(wanted)
+    given = [piece for lead, value in pairs(wanted) for piece in ((lead, False), (value, True))]
     answer = "".join(text for text, _ in given)
     return Turn(user, answer, "The user wants a JSON object.", keys=[answer], given=given)
