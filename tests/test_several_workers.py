@@ -167,6 +167,36 @@ def test_what_one_worker_refuses_goes_to_another(spilled: bool, tmp_path: Path) 
             assert [state.held.held_on(worker, held) for worker in (0, 1)] == [6, held - 6]
 
 
+@pytest.mark.parametrize("spilled", [False, True])
+def test_what_a_worker_has_not_taken_when_it_goes_away_goes_to_another(spilled: bool, tmp_path: Path) -> None:
+    prompt = PROMPT[:2049]
+    with (
+        serving() as one,
+        serving() as two,
+        host(
+            [lambda: link_to(one), lambda: link_to(two)],
+            window_tokens=640,
+            sessions=1,
+            spill_folder=tmp_path if spilled else None,
+        ) as runner,
+    ):
+        away = runner.workers[1]
+
+        def lose(state: Sequence) -> None:
+            if state.table.tokens == 1536:
+                assert state.held is not None
+                dealt = state.held._plan.index(1)
+                assert state.table.held < dealt < len(state.held._keys), "full pages that the host still has are the second worker's"
+                two.close()
+                until(lambda: away.connection is None)
+
+        tokens, logits, state = generate_with_state(runner, prompt, TOKENS, before_step=lose)
+        same((tokens, logits), alone(tuple(prompt)))
+        assert state.held is not None
+        assert state.table.held == 22
+        assert [state.held.held_on(worker, 22) for worker in (0, 1)] == [22, 0]
+
+
 # -- a chain ----------------------------------------------------------------------------------------------------------
 
 

@@ -218,10 +218,13 @@ class HeldPages:
         table.drop_to(policy.droppable(table.tokens, self._secured(table)))
 
     def _ask_again(self, table: PageTable) -> bool:
-        """Where there was no room for pages, others' or a tail may give way to them; else they are nobody's. False if
-        there are none."""
+        """Where there was no room for pages, others' or a tail may give way to them; else they are nobody's, as are those
+        of a worker that is away. False if there are none."""
         changed = False
-        for share in self._shares.values():
+        for share in list(self._shares.values()):
+            if self._workers[share.worker].connection is None and self._other_worker() is not None:
+                changed |= self._take_back(share, {page for page in share.pages if page >= table.held})
+                continue
             if share.moves.refused is None or not share.alive:
                 continue
             no_room = isinstance(share.moves.refused, OutOfBudget)
@@ -229,7 +232,10 @@ class HeldPages:
                 self._rebind(table, share)  # what is bound may be nowhere else
                 changed = True
             else:
-                changed |= self._take_back(table, share)
+                # Those that only this worker may still have stay its own.
+                waiting = share.pages[share.moves.bound :]
+                elsewhere = {page for page in waiting if page >= table.held or self._has_copy(page)}
+                changed |= self._take_back(share, elsewhere)
         return changed
 
     def retry(self, table: PageTable) -> None:
@@ -238,15 +244,12 @@ class HeldPages:
             if share.moves.refused is not None and share.alive:
                 self._rebind(table, share)
 
-    def _take_back(self, table: PageTable, share: _Share) -> bool:
-        """Pages that a worker has refused, and those behind them, would never be bound, nor any page after them be
-        dropped. Those that only this worker may still have stay its own."""
-        waiting = share.pages[share.moves.bound :]
-        nobodys = {page for page in waiting if page >= table.held or self._has_copy(page)}
-        for page in nobodys:
+    def _take_back(self, share: _Share, pages: set[int]) -> bool:
+        """Pages that a worker will not have would never be bound, nor any page after them be dropped."""
+        for page in pages:
             self._plan[page] = None
-        share.pages = [page for page in share.pages if page not in nobodys]
-        return bool(nobodys)
+        share.pages = [page for page in share.pages if page not in pages]
+        return bool(pages)
 
     def _place(self, table: PageTable) -> None:
         """Gives pages that are nobody's, because no worker took any when they were due, to one that does now.
