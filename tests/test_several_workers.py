@@ -186,7 +186,7 @@ def test_what_a_worker_has_not_taken_when_it_goes_away_goes_to_another(spilled: 
             if state.table.tokens == 1536:
                 assert state.held is not None
                 dealt = state.held._plan.index(1)
-                assert state.table.held < dealt < len(state.held._keys), "full pages that the host still has are the second worker's"
+                assert state.table.held < dealt < len(state.held._keys), "the host still has pages of its"
                 two.close()
                 until(lambda: away.connection is None)
 

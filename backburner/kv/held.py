@@ -218,8 +218,8 @@ class HeldPages:
         table.drop_to(policy.droppable(table.tokens, self._secured(table)))
 
     def _ask_again(self, table: PageTable) -> bool:
-        """Where there was no room for pages, others' or a tail may give way to them; else they are nobody's, as are those
-        of a worker that is away. False if there are none."""
+        """Where there was no room for pages, others' or a tail may give way to them; else they are nobody's, as are
+        those of a worker that is away. False if there are none."""
         changed = False
         for share in list(self._shares.values()):
             if self._workers[share.worker].connection is None and self._other_worker() is not None:
