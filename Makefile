@@ -52,6 +52,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest --collect-only -qq
 	$(BIN)/python -m pytest -q tests/test_layer_order.py
 
 format: setup

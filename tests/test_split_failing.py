@@ -151,8 +151,31 @@ def test_a_chain_whose_second_worker_refuses_leaves_nothing_at_the_first() -> No
         assert runner._seam is not None
         assert (runner._seam.reads.split, runner._seam.reads.whole) == (0, 1)
         assert first.store.used_bytes > 0, "rows had crossed"
-        assert runner._seam.give_back(state.table), "room is wanted for pages"
+        assert runner._seam.give_back(state.table, 0), "room is wanted for pages"
         assert first.store.used_bytes == 0
+
+
+def test_only_a_worker_that_has_something_of_a_read_gives_it_back() -> None:
+    with (
+        serving(model=MODEL) as tail,
+        serving() as pages_only,
+        host(
+            [lambda: link_to(tail), lambda: link_to(pages_only)],
+            split_layer=SEAM,
+            window_tokens=WIDE,
+            sessions=1,
+        ) as runner,
+    ):
+        assert (seam := runner._seam) is not None
+        runner.warm_up()
+        state = check(runner, PROMPT[:200])
+        assert not seam.give_back(state.table, 0), "layers were loaded, and nothing was read there"
+        state = check(runner, PROMPT[:1025])
+        assert not seam.give_back(state.table, 1)
+        assert tail.store.used_bytes > 0
+        assert seam.give_back(state.table, 0)
+        assert tail.store.used_bytes == 0
+        assert not seam.give_back(state.table, 0), "twice"
 
 
 def check_that_the_host_goes_on(runner: ModelRunner) -> None:

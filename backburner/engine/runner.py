@@ -230,7 +230,7 @@ class ModelRunner:
 
     def _make_room(self, table: PageTable, worker: int) -> bool:
         """A worker has no room for pages of the running conversation's table: what it keeps for later goes."""
-        return (self._seam is not None and self._seam.give_back(table)) or self.sessions.drop_oldest(
+        return (self._seam is not None and self._seam.give_back(table, worker)) or self.sessions.drop_oldest(
             lambda kept: kept.held is not None and kept.held.occupies(worker)
         )
 

@@ -156,11 +156,11 @@ class SeamChooser:
         self._left = read.left
         return read
 
-    def give_back(self, table: PageTable) -> bool:
-        """Makes room for pages of a table at workers that keep something of the last split read. False if none does, or
-        while that read is running."""
-        left = self._left
-        if left is None or not left.over:
+    def give_back(self, table: PageTable, worker: int) -> bool:
+        """Makes room for pages of a table at a worker that keeps something of the last split read, and with it at the
+        others of its chain. False if it does not, or while that read is running."""
+        left, connection = self._left, self._workers[worker].connection
+        if left is None or not left.over or all(s.connection is not connection for s in left.stages):
             return False
         self._left = None
         left.give_back(table)
@@ -175,6 +175,7 @@ class SeamChooser:
             self._open(tails, [])
         except BackburnerError as e:
             log.warning("reads are not split for now: %s", e)
+        self._left = None  # nothing has been read there yet
 
     def _tail(self, worker: int) -> _Tail | None:
         connection = self._workers[worker].connection
