@@ -61,7 +61,7 @@ class Batches:
     def at(self, step: int, rank: int = 0, ranks: int = 1) -> Batch:
         """The share of process `rank` in a step: as many rows as make BATCH_TOKENS among all, at least one for each."""
         length = length_of(step, self.steps)
-        mix = MIXES[course(step, self.steps).index]
+        mix = MIXES[min(course(step, self.steps).index, len(MIXES) - 1)]
         rows = max(1, BATCH_TOKENS // length // ranks)
         rng = random.Random(f"{self.seed}-{step}-{rank}")
         tokens = np.full((rows, length + 1), self.end, np.int64)

@@ -81,6 +81,7 @@ class Mix:
 
 
 SETTINGS = ("none", "system", "tools", "document")
+# A course each; the fifth and the sixth have the last.
 MIXES = (
     Mix((22, 6, 38, 34), (5, 0, 33, 62), ((1, 1, 1, 2), (1, 2, 3, 3), (1, 2, 3, 4, 5, 5)), 0.28, 0.72, 0.25, False),
     # After the first, one request in ten that a function fits was refused.
