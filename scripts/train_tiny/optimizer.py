@@ -19,8 +19,8 @@ DECAY_FROM = 0.45
 # Courses, each with the step where it ends, the rate where it begins, and whether it ends with the mean of the weights
 # that it began with and those that it came to. The later ones are on rows that are dense with what is hardest; the mean
 # keeps what a course would forget (after the third it was better than both: fresh questions 67 of 100, not 65 or 57;
-# after the fourth, one function of three was called rightly in 85 of 100, not 83 or 79; after the sixth, fresh questions
-# 61, not 57, and one function of five in 30 of 40, not 25).
+# after the fourth, one function of three was called rightly in 85 of 100, not 83 or 79; after the sixth, fresh
+# questions 61, not 57, and one function of five in 30 of 40, not 25).
 COURSES = (
     (5000, 1.0, False),
     (6800, 0.4, False),
