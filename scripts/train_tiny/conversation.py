@@ -77,23 +77,16 @@ class Mix:
     requests: float  # of the turns where there are functions, those that are for them
     thinking: float  # rows whose assistant thinks
     dense: bool  # with more facts
-    wide_names: bool = False  # of functions
 
 
 SETTINGS = ("none", "system", "tools", "document")
-# A course each; the fifth and the sixth have the last.
+# A course each.
 MIXES = (
-    Mix((22, 6, 38, 34), (5, 0, 33, 62), ((1, 1, 1, 2), (1, 2, 3, 3), (1, 2, 3, 4, 5, 5)), 0.28, 0.72, 0.25, False),
-    # After the first, one request in ten that a function fits was refused.
-    Mix((16, 4, 36, 44), (5, 0, 33, 62), ((1, 1, 1, 2), (1, 2, 3, 3), (1, 2, 3, 4, 5, 5)), 0.18, 0.72, 0.25, True),
-    # After the second, one function was called rightly in 97 of 100, one of three in 78, one of five in 66, with
-    # thoughts fewer; and 41 of 100 requests that fit none called one.
-    Mix((13, 3, 50, 34), (4, 0, 48, 48), ((1, 2), (2, 3, 3), (2, 3, 4, 5, 5)), 0.25, 0.8, 0.35, True),
-    # After the third, a call of a function with an unseen name often had another one's name and the right parameters.
-    Mix((18, 4, 46, 32), (4, 0, 46, 50), ((1, 2), (2, 3, 3, 4), (2, 3, 4, 5, 5)), 0.25, 0.8, 0.35, True, True),
-    # After the fourth, 36 of 100 requests that fit none still called one; half of the misses among five functions of a
-    # run with 25 % misfits were refusals.
-    Mix((28, 6, 38, 28), (6, 0, 44, 50), ((1, 2), (2, 3, 3, 4), (2, 3, 4, 5, 5)), 0.18, 0.8, 0.35, True, True),
+    Mix((22, 6, 38, 34), (5, 0, 33, 62), ((1, 1, 1, 2), (1, 2, 3, 3), (1, 2, 3, 4, 5, 5)), 0.25, 0.72, 0.25, False),
+    # Rows are dense with what is hardest: one function of several, and facts that are like each other or missing.
+    Mix((16, 4, 44, 36), (4, 0, 44, 52), ((1, 2), (2, 3, 3, 4), (2, 3, 4, 5, 5)), 0.2, 0.8, 0.35, True),
+    # More of everything else again. With 25 % misfits half of the misses among five functions were refusals.
+    Mix((28, 6, 38, 28), (6, 0, 44, 50), ((1, 2), (2, 3, 3, 4), (2, 3, 4, 5, 5)), 0.18, 0.8, 0.35, True),
 )  # fmt: skip
 
 
@@ -204,7 +197,7 @@ def conversation(d: Draw, tokens: int, mix: Mix = MIXES[0]) -> Row:
         (setting,) = rng.choices(SETTINGS, mix.long_settings)
     thinking = 0.8 if d.chance(mix.thinking) else 0.0
     functions = mix.functions[0 if tokens <= 256 else 1 if tokens <= 512 else 2]
-    toolbox = tools.toolbox(d, rng.choice(functions), mix.wide_names) if setting == "tools" else []
+    toolbox = tools.toolbox(d, rng.choice(functions), wide=True) if setting == "tools" else []
     planted: list[facts.Fact] = []
     text = system = ""
     place = "none"

@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks, with backward passes written by hand where autograd would be slow.
+"""The gated delta rule in chunks of tokens, with backward passes written by hand where autograd would be slow.
 
 The products inside chunks run in the model's dtype (bf16 makes them five times as fast here, and a whole
 step a seventh faster); the triangular inverse, the decays and the state that is carried on stay in fp32.
@@ -13,30 +13,6 @@ CHUNK = 32
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return (a.to(dtype) @ b.to(dtype)).float()
-
-
-class CausalConv(torch.autograd.Function):
-    """Depthwise convolution over the newest taps: x [B, T, channels], weight [channels, taps], newest last."""
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        T, taps = x.shape[1], weight.shape[1]
-        y = x * weight[:, -1]
-        for back in range(1, taps):
-            y[:, back:].addcmul_(x[:, : T - back], weight[:, taps - 1 - back])
-        return y
-
-    @staticmethod
-    def backward(ctx, dy):
-        x, weight = ctx.saved_tensors
-        T, taps = x.shape[1], weight.shape[1]
-        dx, dw = dy * weight[:, -1], torch.empty_like(weight)
-        dw[:, -1] = (x * dy).sum((0, 1))
-        for back in range(1, taps):
-            dx[:, : T - back].addcmul_(dy[:, back:], weight[:, taps - 1 - back])
-            dw[:, taps - 1 - back] = (x[:, : T - back] * dy[:, back:]).sum((0, 1))
-        return dx, dw
 
 
 class UnitLowerInverse(torch.autograd.Function):
@@ -79,20 +55,18 @@ class ChunkScan(torch.autograd.Function):
         return product(dN, S.mT, ctx.dtype), dN, None
 
 
-def before_inverse(q: Tensor, k: Tensor, g: Tensor, beta: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """L, attention inside chunks and decays from q, k [n, kh, c, C, dk] and g, beta [n, kh, r, c, C]."""
+def inside_chunks(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """u, w, decayed q, attention inside chunks, and the transition M, N of every chunk.
+
+    q, k [c, kh, C, dk]; v [c, kh, r, C, dv]; g, beta [c, kh, r, C]: c chunks, of all rows.
+    """
     G = g.cumsum(-1)
-    decay = (G[..., :, None] - G[..., None, :]).tril().exp().tril()  # [n, kh, r, c, C, C]
+    decay = (G[..., :, None] - G[..., None, :]).tril().exp().tril()  # [c, kh, r, C, C]
     kk = product(k, k.mT, dtype)[:, :, None]
     qk = product(q, k.mT, dtype)[:, :, None]
-    L = (kk * decay * beta[..., None]).tril(-1)
-    return L, qk * decay, G
-
-
-def after_inverse(
-    T: Tensor, q: Tensor, k: Tensor, v: Tensor, G: Tensor, beta: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """u, w, decayed q and the transition M, N of every chunk; v [n, kh, r, c, C, dv]."""
+    T = UnitLowerInverse.apply((kk * decay * beta[..., None]).tril(-1))
     eG = G.exp()
     last = G[..., -1:]
     k, q = k[:, :, None], q[:, :, None]
@@ -100,30 +74,22 @@ def after_inverse(
     w = product(T, k * (beta * eG)[..., None], dtype)
     kd = k * (last - G).exp()[..., None]
     eye = torch.eye(k.shape[-1], dtype=k.dtype)
-    M = last.exp()[..., None] * eye - product(kd.mT, w, dtype)  # [n, kh, r, c, dk, dk]
+    M = last.exp()[..., None] * eye - product(kd.mT, w, dtype)  # [c, kh, r, dk, dk]
     N = product(kd.mT, u, dtype)
-    return u, w, q * eG[..., None], M, N
+    return u, w, q * eG[..., None], qk * decay, M, N
 
 
-def after_scan(u: Tensor, w: Tensor, qg: Tensor, attn: Tensor, S: Tensor, dtype: torch.dtype) -> Tensor:
-    return product(qg, S, dtype) + product(attn, u - product(w, S, dtype), dtype)
+def across_chunks(M: Tensor, N: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    """The state before each chunk, like N [c, kh, r, dk, dv]."""
+    c, heads = len(M) // rows, M.shape[1:3]
 
-
-def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, dtype: torch.dtype) -> Tensor:
-    """q, k [B, T, kh, dk]; v [B, T, vh, dv]; g, beta [B, T, vh] -> [B, T, vh, dv]; T a multiple of CHUNK."""
-    B, T, kh, dk = q.shape
-    vh, dv = v.shape[2:]
-    r, c = vh // kh, T // CHUNK
-    q, k = (x.transpose(1, 2).reshape(B, kh, c, CHUNK, dk) for x in (q, k))
-    v = v.transpose(1, 2).reshape(B, kh, r, c, CHUNK, dv)
-    g, beta = (x.transpose(1, 2).reshape(B, kh, r, c, CHUNK) for x in (g, beta))
-    L, attn, G = before_inverse(q, k, g, beta, dtype)
-    u, w, qg, M, N = after_inverse(UnitLowerInverse.apply(L), q, k, v, G, beta, dtype)
-
-    def by_chunk(x: Tensor) -> Tensor:  # [B, kh, r, c, ...] -> [c, B * vh, ...]
-        return x.movedim(3, 0).reshape(c, B * vh, *x.shape[4:])
+    def by_chunk(x: Tensor) -> Tensor:  # [rows * c, kh, r, ...] -> [c, rows * vh, ...]
+        return x.unflatten(0, (rows, c)).transpose(0, 1).reshape(c, -1, *x.shape[3:])
 
     S = ChunkScan.apply(by_chunk(M), by_chunk(N), dtype)
-    S = S.reshape(c, B, kh, r, dk, dv).movedim(0, 3)
-    out = after_scan(u, w, qg, attn, S, dtype)  # [B, kh, r, c, C, dv]
-    return out.reshape(B, vh, T, dv).transpose(1, 2)
+    return S.unflatten(1, (rows, *heads)).transpose(0, 1).flatten(0, 1)
+
+
+def with_states(u: Tensor, w: Tensor, qg: Tensor, attn: Tensor, S: Tensor, dtype: torch.dtype) -> Tensor:
+    """What every chunk's tokens read, [c, kh, r, C, dv], with the state S before it."""
+    return product(qg, S, dtype) + product(attn, u - product(w, S, dtype), dtype)

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 MUON_LR = 0.02
@@ -18,17 +19,9 @@ MOMENTUM_STEPS = 200
 DECAY_FROM = 0.45
 # Courses, each with the step where it ends, the rate where it begins, and whether it ends with the mean of the weights
 # that it began with and those that it came to. The later ones are on rows that are dense with what is hardest; the mean
-# keeps what a course would forget (after the third it was better than both: fresh questions 67 of 100, not 65 or 57;
-# after the fourth, one function of three was called rightly in 85 of 100, not 83 or 79; after the sixth, fresh
-# questions 61, not 57, and one function of five in 30 of 40, not 25).
-COURSES = (
-    (5000, 1.0, False),
-    (6800, 0.4, False),
-    (8600, 0.35, True),
-    (11300, 0.4, True),
-    (12800, 0.4, False),
-    (15300, 0.25, True),
-)
+# keeps what a course would forget (of 100 fresh questions 67 were right after it, 65 before and 57 without; of 100
+# requests for one function of three 85, not 83 or 79).
+COURSES = ((3300, 1.0, False), (4400, 0.4, True), (5500, 0.4, True))
 # Quintic Newton-Schulz coefficients of Muon: a fast start, and singular values end near one.
 _NS = (3.4445, -4.7750, 2.0315)
 
@@ -78,14 +71,25 @@ def is_matrix(name: str) -> bool:
 
 
 class Optimizer:
-    def __init__(self, parameters: dict[str, torch.nn.Parameter], dtype: torch.dtype = torch.float32) -> None:
+    """Each of `ranks` processes turns its share of the matrices, and gets the others' updates: Newton-Schulz is a sixth
+    of a step where every process does all of it."""
+
+    def __init__(
+        self,
+        parameters: dict[str, torch.nn.Parameter],
+        dtype: torch.dtype = torch.float32,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
         self.dtype = dtype  # of Newton-Schulz
+        self.rank, self.ranks = rank, ranks
         groups: dict[tuple[int, ...], list[str]] = {}
         for name, p in parameters.items():
             if is_matrix(name):
                 groups.setdefault(tuple(p.shape), []).append(name)
         self.parameters = parameters
         self.groups = list(groups.values())
+        self.matrices = [n for names in self.groups for n in names]
         self.others = [n for n in parameters if not is_matrix(n)]
         self.momentum = {n: torch.zeros_like(p) for n, p in parameters.items()}
         self.square = {n: torch.zeros_like(parameters[n]) for n in self.others}
@@ -95,16 +99,9 @@ class Optimizer:
         share = rate(step, steps)
         heavy = min(1.0, step / MOMENTUM_STEPS)
         beta = 0.85 + (0.95 - 0.85) * heavy
-        for names in self.groups:
-            G = torch.stack([self.parameters[n].grad for n in names])
-            B = torch.stack([self.momentum[n] for n in names]).lerp_(G, 1 - beta)
-            for n, b in zip(names, B, strict=True):
-                self.momentum[n].copy_(b)
-            rows, columns = G.shape[1:]
-            update = orthogonal(G.lerp(B, beta), self.dtype) * math.sqrt(max(1.0, rows / columns))
-            for n, u in zip(names, update, strict=True):
-                p = self.parameters[n]
-                p.mul_(1 - MUON_LR * share * WEIGHT_DECAY).sub_(u, alpha=MUON_LR * share)
+        updates = self._orthogonal_updates(beta)
+        for n, u in zip(self.matrices, updates, strict=True):
+            self.parameters[n].mul_(1 - MUON_LR * share * WEIGHT_DECAY).sub_(u, alpha=MUON_LR * share)
         b1, b2 = ADAM_BETAS
         for n in self.others:
             p, g = self.parameters[n], self.parameters[n].grad
@@ -112,6 +109,26 @@ class Optimizer:
             s = self.square[n].lerp_(g.square(), 1 - b2)
             hat = (s / (1 - b2 ** (step + 1))).sqrt_().add_(1e-10)
             p.addcdiv_(m, hat, value=-ADAM_LR * share / (1 - b1 ** (step + 1)))
+
+    def _orthogonal_updates(self, beta: float) -> list[Tensor]:
+        """The update of every matrix, each found by one process."""
+        for n in self.matrices:
+            self.momentum[n].lerp_(self.parameters[n].grad, 1 - beta)
+        flat = torch.zeros(sum(self.parameters[n].numel() for n in self.matrices))
+        parts = flat.split([self.parameters[n].numel() for n in self.matrices])
+        updates = {n: u.view_as(self.parameters[n]) for n, u in zip(self.matrices, parts, strict=True)}
+        for i, names in enumerate(self.groups):
+            mine = names[(self.rank + i) % self.ranks :: self.ranks]  # i: odd groups' extra ones go around
+            if not mine:
+                continue
+            G = torch.stack([self.parameters[n].grad.lerp(self.momentum[n], beta) for n in mine])
+            rows, columns = G.shape[1:]
+            update = orthogonal(G, self.dtype) * math.sqrt(max(1.0, rows / columns))
+            for n, u in zip(mine, update, strict=True):
+                updates[n].copy_(u)
+        if self.ranks > 1:
+            torch.distributed.all_reduce(flat)
+        return list(updates.values())
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         return {"momentum": self.momentum, "square": self.square}

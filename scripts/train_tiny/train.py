@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import os
 import shutil
+import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -27,6 +28,7 @@ from .optimizer import COURSES, Optimizer, course, rate
 from .tokenizer import letter_pieces, train_tokenizer
 
 STEPS = COURSES[-1][0]
+TOKENIZER, CHECKPOINT = "tokenizer.json", "checkpoint.pt"
 CHECKPOINT_EVERY_S = 300
 LOG_EVERY_STEPS = 20
 # What the model reads is learnt a little too, early on. It can't be foretold, so its loss stays near 3 while that of
@@ -97,6 +99,17 @@ def share_gradients(parameters: list[torch.nn.Parameter], ranks: int) -> None:
         p.grad.copy_(g.view_as(p))
 
 
+def config_of(args: argparse.Namespace, tokenizer: Tokenizer) -> Config:
+    return Config(vocab_size=tokenizer.get_vocab_size(), num_hidden_layers=args.layers)
+
+
+def goes_on(checkpoint: Path, args: argparse.Namespace) -> bool:
+    """Whether a checkpoint is one of the run that the flags describe."""
+    state = torch.load(checkpoint, map_location="cpu", weights_only=False)
+    config = config_of(args, Tokenizer.from_file(str(args.run / TOKENIZER)))
+    return (state["steps"], state["seed"], state["config"]) == (args.steps, args.seed, asdict(config))
+
+
 def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
     keep_freed_memory()
     torch.set_num_threads(args.threads)
@@ -105,21 +118,17 @@ def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks
         )
-    tokenizer = Tokenizer.from_file(str(args.run / "tokenizer.json"))
-    checkpoint = args.run / "checkpoint.pt"
-    config = Config(vocab_size=tokenizer.get_vocab_size(), num_hidden_layers=args.layers)
-    model = Tiny(config, torch.Generator().manual_seed(args.seed))
+    tokenizer = Tokenizer.from_file(str(args.run / TOKENIZER))
+    checkpoint = args.run / CHECKPOINT
+    config = config_of(args, tokenizer)
+    model = Tiny(config, torch.Generator().manual_seed(args.seed), compiled=args.compile)
     model.dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.dtype]
-    optimizer = Optimizer(dict(model.p.items()), model.dtype)
+    optimizer = Optimizer(dict(model.p.items()), model.dtype, rank, ranks)
     first, before, began = args.at_step, 0.0, None
     if args.weights:
         model.take(load_file(args.weights / "model.safetensors"))
     if args.resume and checkpoint.exists():
         state = torch.load(checkpoint, map_location="cpu", weights_only=False)
-        if (state["steps"], state["seed"], state["config"]) != (args.steps, args.seed, asdict(config)):
-            raise SystemExit(
-                "this checkpoint belongs to another schedule, seed or shape: give the same flags"
-            )
         model.load_state_dict(state["model"])
         optimizer.restore(state["optimizer"])
         first, before, began = state["step"], state["seconds"], state["began"]
@@ -183,6 +192,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="each with its own rows of a step")
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default=fast_dtype(), help="of matrix products")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=bool(shutil.which("clang++" if sys.platform == "darwin" else "g++")),
+        help="with torch.compile, which needs a C++ compiler: two minutes at the start, then shorter steps",
+    )
     parser.add_argument("--layers", type=int, default=Config.num_hidden_layers)
     parser.add_argument(
         "--stop-after", type=int, help="stop with a checkpoint after this step of the schedule"
@@ -194,11 +209,14 @@ def main() -> None:
     parser.add_argument("--at-step", type=int, default=0, help="the step of the schedule to begin with")
     args = parser.parse_args()
     args.run.mkdir(parents=True, exist_ok=True)
-    tokenizer_file = args.run / "tokenizer.json"
+    tokenizer_file = args.run / TOKENIZER
     if args.weights and not tokenizer_file.exists():
-        shutil.copyfile(args.weights / "tokenizer.json", tokenizer_file)
+        shutil.copyfile(args.weights / TOKENIZER, tokenizer_file)
     if not tokenizer_file.exists():
         train_tokenizer(args.seed).save(str(tokenizer_file))
+    checkpoint = args.run / CHECKPOINT
+    if args.resume and checkpoint.exists() and not goes_on(checkpoint, args):
+        parser.error(f"{checkpoint} belongs to another schedule, seed or shape: give the flags it began with")
     if args.processes == 1:
         train(0, args, "")
         return
