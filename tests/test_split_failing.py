@@ -179,8 +179,10 @@ def test_only_a_worker_that_has_something_of_a_read_gives_it_back() -> None:
 
 
 def check_that_the_host_goes_on(runner: ModelRunner) -> None:
+    link = runner.workers[0]._current.link
     check(runner, PROMPT[:1025])
     assert (runner.status().split_reads, runner.status().lost_reads) == (1, 1)
+    assert "a worker sent" in str(link.failure), "a worker that answers wrongly is given up"
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,8 @@ class _Collector(threading.Thread):
             self._read.arrived(self._number, chunk, ack)
 
     def _fail(self, error: BackburnerError) -> None:
+        if isinstance(error, ProtocolError):
+            self.stage.connection.link.give_up(str(error))
         self._read.fail(error)
         self.end()
 
@@ -310,6 +312,8 @@ class TailRead:
             assert isinstance(reply, StateReply)  # the link has checked it
             return self._checked_state(layer, position, reply)
         except BackburnerError as e:
+            if isinstance(e, ProtocolError):
+                stage.connection.link.give_up(str(e))
             raise TailLost(str(e)) from e
 
     def _checked_state(self, layer: int, position: int, reply: StateReply) -> State:
